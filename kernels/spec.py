@@ -93,20 +93,14 @@ class Kernel:
         """The results, in order."""
         return tuple(spec for spec in self.tensors if spec.role == "out")
 
-    def named_outputs(self, returned: torch.Tensor | tuple[torch.Tensor, ...]) -> Tensors:
+    def named_outputs(self, returned: object) -> Tensors:
         """The results by name. Raises TypeError when what came is not one tensor per output."""
-        values = (returned,) if isinstance(returned, torch.Tensor) else returned
+        values = returned if isinstance(returned, tuple) else (returned,)
         names = [spec.name for spec in self.outputs]
-        if (
-            not isinstance(values, tuple)
-            or len(values) != len(names)
-            or not all(type(value) is torch.Tensor for value in values)
-        ):
-            got = (
-                [type(value).__name__ for value in values] if isinstance(values, tuple) else values
-            )
+        # Exact type: a lazy subclass could compute later, inside the checker.
+        if len(values) != len(names) or any(type(value) is not torch.Tensor for value in values):
             raise TypeError(
-                f"{self.op}: expected {len(names)} tensors in the order {names}, got {got}; "
-                "return plain torch.Tensor values"
+                f"{self.op}: expected {len(names)} tensors in the order {names}, "
+                f"got {[type(value).__name__ for value in values]}; return plain torch.Tensor values"
             )
         return dict(zip(names, values, strict=True))
