@@ -101,6 +101,6 @@ class Kernel:
         if len(values) != len(names) or any(type(value) is not torch.Tensor for value in values):
             raise TypeError(
                 f"{self.op}: expected {len(names)} tensors in the order {names}, "
-                f"got {[type(value).__name__ for value in values]}; return plain torch.Tensor values"
+                f"got {[type(value).__name__ for value in values]}; return plain torch tensors"
             )
         return dict(zip(names, values, strict=True))
