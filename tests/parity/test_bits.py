@@ -29,7 +29,8 @@ def numbers(dtype: torch.dtype, *shape: int) -> torch.Tensor:
 
 
 def mismatch(expected: torch.Tensor, actual: torch.Tensor) -> Mismatch:
-    found = mismatch(expected, actual)
+    found = compare_tensor("x", expected, actual)
+    assert found is not None
     return found
 
 
