@@ -1,0 +1,134 @@
+"""The keys of a candidate file, by section: what each value may be."""
+
+from collections.abc import Callable, Mapping
+from decimal import Decimal
+from typing import Any, get_args
+
+from bitgate.records.types import Pairs, Regime, Tier
+
+Check = Callable[[Any], Any]
+
+
+class WrongValueError(ValueError):
+    """A value of the wrong type or range; the text says what was expected."""
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str) or not value:
+        raise WrongValueError("a non-empty string")
+    return value
+
+
+def _count(value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise WrongValueError("a whole number of at least 1")
+    return value
+
+
+def _whole(value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise WrongValueError("a whole number of at least 0")
+    return value
+
+
+def _fraction(value: Any) -> str:
+    """A number in [0, 1) as the decimal text that was written."""
+    try:
+        number = Decimal(str(value)) if not isinstance(value, bool) else Decimal("NaN")
+    except ArithmeticError:
+        number = Decimal("NaN")
+    if not (number.is_finite() and 0 <= number < 1):
+        raise WrongValueError("a number from 0 up to, but not including, 1, such as 0.01")
+    return str(value)
+
+
+def _probability(value: Any) -> str:
+    text = _fraction(value)
+    if Decimal(text) == 0:
+        raise WrongValueError("a number above 0 and below 1, such as 0.05")
+    return text
+
+
+def _one_of(*choices: str) -> Check:
+    def check(value: Any) -> str:
+        if value not in choices:
+            raise WrongValueError(f"one of {', '.join(map(repr, choices))}")
+        return str(value)
+
+    return check
+
+
+def _target(value: Any) -> str:
+    module, colon, function = _text(value).partition(":")
+    if not (module and colon and function):
+        raise WrongValueError("module:function, such as 'my_kernels.experts:run'")
+    return str(value)
+
+
+def _pairs(value: Any) -> Pairs:
+    if not isinstance(value, dict) or any(
+        isinstance(entry, dict | list | bool) for entry in value.values()
+    ):
+        raise WrongValueError("a table of strings or numbers")
+    return tuple(sorted((name, str(entry)) for name, entry in value.items()))
+
+
+def _texts(value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list) or not value or not all(map(_is_text, value)):
+        raise WrongValueError("a non-empty array of strings")
+    return tuple(value)
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and bool(value)
+
+
+def _shapes(value: Any) -> tuple[tuple[tuple[str, int], ...], ...]:
+    expected = "a non-empty array of tables of extents, such as [{tokens = 16, hidden = 64}]"
+    if not isinstance(value, list) or not value:
+        raise WrongValueError(expected)
+    for shape in value:
+        if not isinstance(shape, dict) or not shape:
+            raise WrongValueError(expected)
+        if any(not isinstance(n, int) or isinstance(n, bool) or n < 0 for n in shape.values()):
+            raise WrongValueError(expected)
+    return tuple(tuple(sorted(shape.items())) for shape in value)
+
+
+SIDE: Mapping[str, Check] = {
+    "name": _text,
+    "op": _text,
+    "contract": _text,
+    "tier": _one_of(*get_args(Tier)),
+    "device": _text,
+    "impl": _target,
+    "root": _text,
+    "config": _pairs,
+    "env": _pairs,
+}
+SIDE_REQUIRED = ("name", "op", "contract", "tier", "device", "impl")
+WORKLOADS: Mapping[str, Check] = {
+    "bundle": _text,
+    "suite": _text,
+    "shapes": _shapes,
+    "dtype": _text,
+    "cases": _texts,
+}
+GATES: Mapping[str, Check] = {
+    "cases": _count,
+    "processes": _count,
+    "confidence": _probability,
+    "max_p": _probability,
+}
+BENCH: Mapping[str, Check] = {
+    "regime": _one_of(*get_args(Regime)),
+    "margin": _fraction,
+    "rounds": _count,
+    "processes": _count,
+    "alpha": _probability,
+    "kill_below_saving_ns": _whole,
+    "order_seed": _whole,
+    "timeout_s": _count,
+}
+SECTIONS = ("candidate", "baseline", "workloads", "gates", "bench", "serve")
+LATER_FORMS = ("command", "outputs")

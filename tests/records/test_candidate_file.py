@@ -1,0 +1,148 @@
+"""The candidate file: what it reads, and the place that each error names."""
+
+from pathlib import Path
+
+import pytest
+
+from bitgate.records.candidate_file import PROMOTED, CandidateFile, load_candidate_file
+from bitgate.records.candidate_text import template
+from bitgate.records.errors import UsageError
+
+SIDE = """\
+[candidate]
+name = "sorted"
+op = "moe_experts"
+contract = "moe-torch/1"
+tier = "native"
+device = "cpu"
+impl = "mine:run"
+"""
+
+
+def read(folder: Path, text: str) -> CandidateFile:
+    path = folder / "candidate.toml"
+    path.write_text(text, encoding="utf-8")
+    return load_candidate_file(path)
+
+
+def refusal(folder: Path, text: str) -> str:
+    with pytest.raises(UsageError) as caught:
+        read(folder, text)
+    assert caught.value.exit_code == 2
+    return str(caught.value)
+
+
+def test_the_smallest_file_opens_a_lane_with_defaults(tmp_path):
+    file = read(tmp_path, SIDE)
+    assert file.baseline is None
+    assert file.candidate.root == tmp_path.resolve()
+    assert (file.bench.rounds, file.bench.processes, file.bench.margin) == (60, 5, "0.01")
+    assert file.gates.cases == 40
+
+
+def test_every_section_is_read(tmp_path):
+    file = read(
+        tmp_path,
+        'baseline = "promoted"\n' + SIDE + 'root = "src"\nconfig = {eps = 1e-6}\n'
+        '[candidate.env]\nOMP_NUM_THREADS = "2"\n'
+        '[workloads]\nbundle = "captured"\nshapes = [{tokens = 4, hidden = 8}]\ndtype = "float32"\n'
+        '[gates]\nconfidence = 0.99\nmax_p = "0.05"\n'
+        '[bench]\nregime = "cold"\nmargin = 0.005\nkill_below_saving_ns = 6000\norder_seed = 7\n',
+    )
+    assert file.baseline == PROMOTED
+    assert file.candidate.root == tmp_path.resolve() / "src"
+    assert file.candidate.config == (("eps", "0.000001"),) or file.candidate.config == (
+        ("eps", "1E-6"),
+    )
+    assert file.candidate.env == (("OMP_NUM_THREADS", "2"),)
+    assert file.workloads.bundle == tmp_path.resolve() / "captured"
+    assert file.workloads.shapes == ((("hidden", 8), ("tokens", 4)),)
+    assert (file.gates.confidence, file.gates.max_p) == ("0.99", "0.05")
+    assert (file.bench.margin, file.bench.kill_below_saving_ns) == ("0.005", 6000)
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "parts"),
+    [
+        (SIDE + "[bench]\nroundz = 3\n", 9, ("[bench]", "'roundz'", "'rounds'", "margin")),
+        (SIDE + "[bench]\n\nrounds = '3'\n", 10, ("rounds", "whole number", "'3'")),
+        (SIDE + "[bench]\nrounds = true\n", 9, ("rounds", "at least 1", "True")),
+        (SIDE + "[bench]\nmargin = 1.5\n", 9, ("margin", "0.01", "1.5")),
+        (SIDE + "[bench]\nregime = 'hot'\n", 9, ("regime", "'warm'", "'hot'")),
+        (SIDE + "[benches]\nrounds = 3\n", 8, ("'benches'", "'bench'")),
+        (SIDE + "[gates]\nmax_p = 0\n", 9, ("max_p", "above 0")),
+        (SIDE.replace("mine:run", "mine.run"), 7, ("impl", "module:function")),
+        (SIDE.replace('"native"', '"fast"'), 5, ("tier", "'canonical'")),
+        (SIDE + "env = {A = {B = 1}}\n", 8, ("env", "table of strings")),
+        (SIDE + "[candidate.config]\nx = [1]\n", 8, ("config", "table of strings")),
+        (SIDE.replace('op = "moe_experts"\n', ""), 1, ("'op'", "missing")),
+        (SIDE + 'command = ["run"]\n', 8, ("command", "module:function")),
+        (SIDE + 'outputs = "FILE"\n', 8, ("outputs", "this version")),
+        (SIDE + '[serve]\nurl = "x"\n', 8, ("served", "not available in this version")),
+        (SIDE + "[workloads]\nshapes = [{tokens = 4}]\n", 9, ("dtype",)),
+        (SIDE + "[workloads]\nshapes = [{tokens = -4}]\ndtype = 'f'\n", 9, ("shapes", "extents")),
+        (SIDE + "[workloads]\nshapes = []\ndtype = 'f'\n", 9, ("shapes", "non-empty")),
+        (SIDE + "[workloads]\ncases = []\n", 9, ("cases", "non-empty")),
+        ('baseline = "best"\n' + SIDE, 1, ("'promoted'", "'best'")),
+        ("workloads = 3\n" + SIDE, 1, ("[workloads]", "3")),
+        ("[bench]\nrounds = 3\n", 1, ("[candidate]", "missing")),
+        (SIDE + '[bench]\nmargin = """\n[gates]\nx = 1\n"""\n', 9, ("margin",)),
+        (SIDE + "[bench]\n'rounds' = 0\n", 9, ("rounds",)),
+    ],
+)
+def test_an_error_names_file_line_and_key(tmp_path, text, line, parts):
+    message = refusal(tmp_path, text)
+    assert message.startswith(f"{tmp_path / 'candidate.toml'}:{line}: ")
+    for part in parts:
+        assert part in message
+
+
+def test_the_known_keys_are_listed(tmp_path):
+    message = refusal(tmp_path, SIDE + "speed = 3\n")
+    for key in ("name", "op", "contract", "tier", "device", "impl", "config", "env"):
+        assert key in message
+
+
+@pytest.mark.parametrize(
+    ("text", "line"), [(SIDE + "rounds = = 3\n", 8), (SIDE + "[bench\n", 8), ("x = '''\n", 1)]
+)
+def test_malformed_toml_names_its_line(tmp_path, text, line):
+    message = refusal(tmp_path, text)
+    assert message.startswith(f"{tmp_path / 'candidate.toml'}:{line}: this is not TOML")
+
+
+def test_a_claim_never_spans_two_contracts(tmp_path):
+    baseline = SIDE.replace("[candidate]", "[baseline]").replace("moe-torch/1", "moe-bf16/1")
+    message = refusal(tmp_path, SIDE + baseline)
+    assert ":11: " in message
+    assert "moe-torch/1" in message
+    assert "moe-bf16/1" in message
+
+
+def test_a_missing_file_and_a_binary_file(tmp_path):
+    with pytest.raises(UsageError, match="bitgate new candidate"):
+        load_candidate_file(tmp_path / "absent.toml")
+    (tmp_path / "binary.toml").write_bytes(b"\xff\xfe")
+    with pytest.raises(UsageError, match="UTF-8"):
+        load_candidate_file(tmp_path / "binary.toml")
+
+
+def test_the_template_loads_back(tmp_path):
+    text = template("moe_experts", contract="moe-torch/1", axes=(("tokens", 16),))
+    file = read(tmp_path, text)
+    assert file.candidate.op == "moe_experts"
+    assert file.baseline == PROMOTED
+    assert file.workloads.shapes == ((("tokens", 16),),)
+
+
+def test_the_templates_commented_keys_are_known(tmp_path):
+    lines = [
+        line.removeprefix("# ") if line.startswith("# ") and " = " in line else line
+        for line in template("moe_experts").splitlines()
+        if not line.startswith("# suite")
+    ]
+    text = "\n".join(line for line in lines if not line.startswith("# "))
+    file = read(tmp_path, text)
+    assert file.gates.max_p == "0.01"
+    assert file.bench.order_seed == 1
+    assert file.candidate.env == (("OMP_NUM_THREADS", "2"),)
