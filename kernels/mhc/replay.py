@@ -1,0 +1,268 @@
+"""The truth of contract `mhc-c1`: every stage in plain torch operations, in the contract's order.
+
+Only operations whose bits do not depend on threads, position or vector width are used: + - * /,
+comparisons, integer operations and casts; the square root goes through float64. The other
+implementations cite these functions by name.
+"""
+
+import torch
+
+from bitgate.kernels.mhc import contract
+from bitgate.kernels.mhc.contract import LANES, MIXES, STREAMS
+from bitgate.kernels.mhc.post import MHC_POST
+from bitgate.kernels.mhc.pre import MHC_PRE
+
+Tensor = torch.Tensor
+
+
+def split(w: Tensor) -> tuple[Tensor, Tensor]:
+    """Float32 w as hi + lo, both exact: hi keeps sign, exponent and 11 stored significand bits."""
+    hi = (w.contiguous().view(torch.int32) & contract.HIGH_BITS).view(torch.float32)
+    return hi, w - hi
+
+
+def tree(lanes: Tensor) -> Tensor:
+    """Sum over the last axis (a power of two) as a tree of adjacent pairs."""
+    while lanes.shape[-1] > 1:
+        lanes = lanes[..., 0::2] + lanes[..., 1::2]
+    return lanes[..., 0]
+
+
+def sum_of_four(a: Tensor, dim: int) -> Tensor:
+    """((a0 + a1) + a2) + a3 over an axis of four, which is kept with extent one."""
+    a0, a1, a2, a3 = a.unbind(dim)
+    return (((a0 + a1) + a2) + a3).unsqueeze(dim)
+
+
+def sqrt(x: Tensor) -> Tensor:
+    """Correctly rounded float32 square root."""
+    return x.double().sqrt().float()
+
+
+def canonical(x: Tensor) -> Tensor:
+    """Float32 x with every NaN replaced by the canonical one."""
+    nan = torch.full_like(x, contract.NAN_BITS, dtype=torch.int32).view(torch.float32)
+    return torch.where(x != x, nan, x)
+
+
+def round_bf16(x: Tensor) -> Tensor:
+    """Float32 x to bfloat16, nearest even, by integer arithmetic; canonical NaN."""
+    bits = x.contiguous().view(torch.int32)
+    rounded = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).to(torch.int16)
+    nan = torch.full_like(rounded, contract.NAN_BITS_BF16)
+    return torch.where(x != x, nan, rounded).view(torch.bfloat16)
+
+
+def exp(x: Tensor) -> Tensor:
+    """The contract's exp: 0 below -87, inf above 87, a fixed polynomial in between."""
+    low = torch.where(x < -contract.EXP_LIMIT, -contract.EXP_LIMIT, x)
+    y = torch.where(low > contract.EXP_LIMIT, contract.EXP_LIMIT, low)
+    shifted = y * contract.LOG2_E + contract.ROUND_MAGIC
+    n = shifted - contract.ROUND_MAGIC
+    r = (y - n * contract.LN2_HIGH) - n * contract.LN2_LOW
+    q = torch.full_like(r, contract.EXP_Q[5])
+    for coefficient in contract.EXP_Q[4::-1]:
+        q = q * r + coefficient
+    p = (q * (r * r) + r) + 1.0
+    exponent = (shifted.view(torch.int32) - contract.ROUND_MAGIC_BITS + 127) << 23
+    result = p * exponent.view(torch.float32)
+    result = torch.where(x < -contract.EXP_LIMIT, 0.0, result)
+    return torch.where(x > contract.EXP_LIMIT, float("inf"), result)
+
+
+def sigmoid(z: Tensor) -> Tensor:
+    """1 / (1 + exp(-z)): exactly 0 below -87 and exactly 1 above 17."""
+    return 1.0 / (1.0 + exp(0.0 - z))
+
+
+def maximum_of_four(a: Tensor) -> Tensor:
+    """The largest of the last axis of four, which is kept with extent one."""
+    largest, *others = a.unbind(-1)
+    for other in others:
+        largest = torch.where(other > largest, other, largest)
+    return largest.unsqueeze(-1)
+
+
+def normalise(c: Tensor, dim: int, eps: float) -> Tensor:
+    """C divided by its sum over `dim` plus eps."""
+    return c / (sum_of_four(c, dim) + eps)
+
+
+def dot_sq(residual: Tensor, fn: Tensor) -> tuple[Tensor, Tensor]:
+    """The projections of the flattened streams and their sum of squares.
+
+    Args:
+        residual: [tokens, 4, hidden] bfloat16.
+        fn: [24, 4 * hidden] float32.
+
+    Returns:
+        dot [tokens, 24] and sq [tokens], float32.
+    """
+    tokens = residual.shape[0]
+    x = residual.reshape(tokens, fn.shape[1]).float()
+    hi, lo = split(fn)
+    acc = x.new_zeros(tokens, MIXES, LANES)
+    square = x.new_zeros(tokens, LANES)
+    for k in range(0, fn.shape[1], LANES):
+        lane = x[:, k : k + LANES]
+        acc = acc + hi[:, k : k + LANES] * lane[:, None]
+        acc = acc + lo[:, k : k + LANES] * lane[:, None]
+        square = square + lane * lane
+    return canonical(tree(acc)), canonical(tree(square))
+
+
+def finish(
+    dot: Tensor,
+    sq: Tensor,
+    scale: Tensor,
+    base: Tensor,
+    *,
+    size: int,
+    rms_eps: float,
+    hc_eps: float,
+    sinkhorn_iters: int,
+    post_mult: float,
+    sink_eps: float | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """From the projections to the three mixes.
+
+    Args:
+        dot: [tokens, 24] float32.
+        sq: [tokens] float32.
+        scale: [3] float32, for pre, post and comb.
+        base: [24] float32.
+        size: 4 * hidden, what the mean of squares divides by.
+        rms_eps: added to the mean of squares.
+        hc_eps: added to pre, and in Sinkhorn unless `sink_eps` is given.
+        sinkhorn_iters: number of row and column passes; the last is a column pass.
+        post_mult: factor of post.
+        sink_eps: the epsilon inside Sinkhorn.
+
+    Returns:
+        pre [tokens, 4], post [tokens, 4], comb [tokens, 4, 4], float32.
+    """
+    inner_eps = hc_eps if sink_eps is None else sink_eps
+    inv = 1.0 / sqrt(sq / float(size) + rms_eps)
+    mixes = dot * inv[:, None]
+    factors = scale.repeat_interleave(scale.new_tensor([4, 4, 16], dtype=torch.int64))
+    logits = mixes * factors + base
+    pre = sigmoid(logits[:, 0:4]) + hc_eps
+    post = sigmoid(logits[:, 4:8]) * post_mult
+    rows = logits[:, 8:24].reshape(-1, STREAMS, STREAMS)
+    grown = exp(rows - maximum_of_four(rows))
+    comb = grown / sum_of_four(grown, -1) + inner_eps
+    comb = normalise(comb, -2, inner_eps)
+    for _ in range(sinkhorn_iters - 1):
+        comb = normalise(comb, -1, inner_eps)
+        comb = normalise(comb, -2, inner_eps)
+    return canonical(pre), canonical(post), canonical(comb)
+
+
+def apply_pre(residual: Tensor, pre: Tensor) -> Tensor:
+    """The streams collapsed by their weights: [tokens, hidden] bfloat16."""
+    hi, lo = split(pre)
+    acc = torch.zeros_like(residual[:, 0], dtype=torch.float32)
+    for i in range(STREAMS):
+        stream = residual[:, i].float()
+        acc = acc + hi[:, i, None] * stream
+        acc = acc + lo[:, i, None] * stream
+    return round_bf16(acc)
+
+
+def post_sum(x: Tensor, residual: Tensor, post: Tensor, comb: Tensor) -> Tensor:
+    """mhc_post before its rounding: [tokens, 4, hidden] float32. Sums over comb's first axis."""
+    post_hi, post_lo = split(post)
+    comb_hi, comb_lo = split(comb)
+    block = x[:, None].float()
+    acc = torch.zeros_like(residual, dtype=torch.float32)
+    acc = acc + post_hi[:, :, None] * block
+    acc = acc + post_lo[:, :, None] * block
+    for i in range(STREAMS):
+        stream = residual[:, i, None].float()
+        acc = acc + comb_hi[:, i, :, None] * stream
+        acc = acc + comb_lo[:, i, :, None] * stream
+    return acc
+
+
+def mhc_pre(
+    *,
+    residual: Tensor,
+    fn: Tensor,
+    scale: Tensor,
+    base: Tensor,
+    rms_eps: float,
+    hc_eps: float,
+    sinkhorn_iters: int,
+    post_mult: float,
+    sink_eps: float | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`mhc_pre` under mhc-c1, as MHC_PRE defines it: post, comb, layer_input.
+
+    Raises:
+        UsageError: an argument that the contract does not cover.
+    """
+    tensors = {"residual": residual, "fn": fn, "scale": scale, "base": base}
+    hidden = contract.bind("mhc_pre", MHC_PRE.tensors, tensors)
+    contract.check_constants("mhc_pre", sinkhorn_iters, rms_eps, hc_eps, post_mult)
+    dot, sq = dot_sq(residual, fn)
+    pre, post, comb = finish(
+        dot,
+        sq,
+        scale,
+        base,
+        size=STREAMS * hidden,
+        rms_eps=rms_eps,
+        hc_eps=hc_eps,
+        sinkhorn_iters=sinkhorn_iters,
+        post_mult=post_mult,
+        sink_eps=sink_eps,
+    )
+    return post, comb, apply_pre(residual, pre)
+
+
+def mhc_post(*, x: Tensor, residual: Tensor, post: Tensor, comb: Tensor) -> Tensor:
+    """`mhc_post` under mhc-c1, as MHC_POST defines it: residual_out.
+
+    Raises:
+        UsageError: an argument that the contract does not cover.
+    """
+    tensors = {"x": x, "residual": residual, "post": post, "comb": comb}
+    contract.bind("mhc_post", MHC_POST.tensors, tensors)
+    return round_bf16(post_sum(x, residual, post, comb))
+
+
+def mhc_post_pre(
+    *,
+    x: Tensor,
+    residual: Tensor,
+    post: Tensor,
+    comb: Tensor,
+    fn: Tensor,
+    scale: Tensor,
+    base: Tensor,
+    rms_eps: float,
+    hc_eps: float,
+    sinkhorn_iters: int,
+    post_mult: float,
+    sink_eps: float | None = None,
+    carry: str = "bf16",
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """`mhc_post_pre` under mhc-c1: residual_out, post_out, comb_out, layer_input.
+
+    Raises:
+        UsageError: an argument that the contract does not cover.
+    """
+    contract.check_carry("mhc_post_pre", carry)
+    residual_out = mhc_post(x=x, residual=residual, post=post, comb=comb)
+    mixed = mhc_pre(
+        residual=residual_out,
+        fn=fn,
+        scale=scale,
+        base=base,
+        rms_eps=rms_eps,
+        hc_eps=hc_eps,
+        sinkhorn_iters=sinkhorn_iters,
+        post_mult=post_mult,
+        sink_eps=sink_eps,
+    )
+    return residual_out, *mixed
