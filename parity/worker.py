@@ -1,0 +1,290 @@
+"""A fresh child process that holds one loaded implementation and nothing that it could cheat with.
+
+The parent keeps references and statistics. Requests carry inputs, constants and how to place them;
+answers carry raw outputs, the inputs that the call changed and the settings it left behind.
+"""
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO, NoReturn, Self
+
+import torch
+
+from bitgate.kernels.spec import Constants, Kernel, Tensors
+from bitgate.parity import wire
+from bitgate.parity.instance import Placement
+from bitgate.parity.worker_child import UNFIT
+from bitgate.records.errors import BitgateError, EnvironmentUnfit
+from bitgate.records.types import Pairs
+
+START_TIMEOUT_S = 120.0
+CALL_TIMEOUT_S = 120.0
+
+# The child's watchdog fires first, so that the place where it hung is on its standard error.
+_GRACE_S = 2.0
+_CLOSE_S = 5.0
+_CHUNK_BYTES = 1 << 20
+_TAIL_BYTES = 4096
+
+
+class WorkerError(BitgateError):
+    """The implementation gave no answer; the message holds its traceback or last words."""
+
+
+class WorkerDied(WorkerError):  # noqa: N818 - what happened, as in the protocol
+    """The process ended instead of answering."""
+
+
+class WorkerTimeout(WorkerError):  # noqa: N818 - as above
+    """The process did not answer in time and was ended. Never a pass."""
+
+
+class LoadFailed(WorkerError):  # noqa: N818 - as above
+    """The implementation could not be imported."""
+
+
+class CallFailed(WorkerError):  # noqa: N818 - as above
+    """The implementation raised, or returned something else than its outputs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """What a worker runs and under which conditions.
+
+    `target` is module:function below `root` (or importable, without one); `environment` is the
+    child's complete environment; `timeout_s` limits each call, `start_timeout_s` the import.
+    """
+
+    kernel: Kernel
+    target: str
+    root: Path | None
+    device: str = "cpu"
+    threads: int = 1
+    environment: Pairs | None = None
+    timeout_s: float = CALL_TIMEOUT_S
+    start_timeout_s: float = START_TIMEOUT_S
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What the child reports once the implementation is loaded.
+
+    `file` is the module file that was imported; `before` and `after` are the process-wide torch
+    settings around the import.
+    """
+
+    file: str
+    torch: str
+    python: str
+    device: str
+    before: dict[str, str]
+    after: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """One call's outputs by name, inputs that it changed (as they are now), settings after it."""
+
+    outputs: Tensors
+    mutated: Tensors
+    settings: dict[str, str]
+
+
+class Worker:
+    """A context manager around the child; `facts` waits until the implementation is loaded.
+
+    The process starts at once and is awaited at the first use, so that several start together.
+    """
+
+    def __init__(self, launch: Launch) -> None:
+        self._launch = launch
+        self._facts: Facts | None = None
+        # A file, not a pipe: a chatty candidate cannot block on it.
+        self._noise: BinaryIO = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close()
+        request_read, self._requests = os.pipe()
+        self._replies, reply_write = os.pipe()
+        command = [sys.executable, "-P", "-B", "-m", "bitgate.parity.worker_child"]
+        try:
+            self._process = subprocess.Popen(
+                [*command, str(request_read), str(reply_write)],
+                pass_fds=(request_read, reply_write),
+                stdin=subprocess.DEVNULL,
+                stdout=self._noise,
+                stderr=self._noise,
+                env=None if launch.environment is None else dict(launch.environment),
+                start_new_session=True,
+            )
+        finally:
+            os.close(request_read)
+            os.close(reply_write)
+        os.set_blocking(self._requests, False)
+        self._deadline = time.monotonic() + launch.start_timeout_s + _GRACE_S
+        header = {
+            "target": launch.target,
+            "root": None if launch.root is None else str(launch.root.resolve()),
+            "device": launch.device,
+            "threads": launch.threads,
+            "timeout_s": launch.start_timeout_s,
+        }
+        try:
+            self._write(wire.encode(header, {}))
+        except BitgateError:
+            self.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    @property
+    def facts(self) -> Facts:
+        """What was loaded, and where. Raises LoadFailed, EnvironmentUnfit, WorkerDied, -Timeout."""
+        if self._facts is None:
+            header, _ = self._read()
+            if header["kind"] == "raised":
+                kind = EnvironmentUnfit if header["type"] == "EnvironmentUnfit" else LoadFailed
+                raise kind(f"{header['message']}\n{header['traceback']}")
+            self._facts = Facts(**header["facts"])
+        return self._facts
+
+    def call(self, inputs: Tensors, constants: Constants) -> Tensors:
+        """The outputs by name of one call on contiguous CPU tensors; raises as `receive`."""
+        self.send(inputs, constants)
+        return self.receive().outputs
+
+    def send(
+        self,
+        inputs: Tensors,
+        constants: Constants,
+        *,
+        placement: Placement = "same",
+        poison: int = 0xFF,
+    ) -> None:
+        """Begin a call; `receive` ends it. Placement and poison are those of `Instance.call`."""
+        _ = self.facts
+        header = {
+            "constants": dict(constants),
+            "placement": placement,
+            "poison": poison,
+            "timeout_s": self._launch.timeout_s,
+        }
+        plain = {name: tensor.detach().contiguous().clone() for name, tensor in inputs.items()}
+        self._deadline = time.monotonic() + self._launch.timeout_s + _GRACE_S
+        self._write(wire.encode(header, plain))
+
+    def receive(self) -> Reply:
+        """The answer to the call that was sent.
+
+        Raises:
+            CallFailed: the implementation raised, or did not return its outputs.
+            WorkerDied: the process ended.
+            WorkerTimeout: no answer in time; the process was ended.
+        """
+        header, tensors = self._read()
+        if header["kind"] == "raised":
+            raise CallFailed(f"{self._launch.target} raised\n{header['traceback']}")
+        outputs = [value for _, value in _part(tensors, "out:", sort=int)]
+        try:
+            named = self._launch.kernel.named_outputs(tuple(outputs))
+        except TypeError as error:
+            raise CallFailed(f"{self._launch.target}: {error}") from error
+        mutated = dict(_part(tensors, "in:", sort=str))
+        return Reply(outputs=named, mutated=mutated, settings=header["settings"])
+
+    def close(self) -> None:
+        """End the process, gently first, and everything it started; may be called again."""
+        for fd in (self._requests, self._replies):
+            with suppress(OSError):
+                os.close(fd)
+        self._requests = self._replies = -1
+        if self._process.returncode is None:
+            try:
+                self._process.wait(_CLOSE_S)
+            except subprocess.TimeoutExpired:
+                self._kill()
+        self._noise.close()
+
+    def _kill(self) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+    def _write(self, message: bytes) -> None:
+        left = memoryview(message)
+        while left:
+            self._await(self._requests, select.POLLOUT)
+            try:
+                left = left[os.write(self._requests, left[:_CHUNK_BYTES]) :]
+            except BlockingIOError:
+                continue
+            except BrokenPipeError:
+                self._fail()
+
+    def _read(self) -> tuple[wire.Header, Tensors]:
+        prefix = self._take(wire.PREFIX_BYTES)
+        return wire.decode(prefix, self._take(wire.body_bytes(prefix)))
+
+    def _take(self, count: int) -> bytes:
+        taken = bytearray()
+        while len(taken) < count:
+            self._await(self._replies, select.POLLIN)
+            chunk = os.read(self._replies, min(_CHUNK_BYTES, count - len(taken)))
+            if not chunk:
+                self._fail()
+            taken += chunk
+        return bytes(taken)
+
+    def _await(self, fd: int, event: int) -> None:
+        poll = select.poll()
+        poll.register(fd, event)
+        remaining_ms = max(0, int(1000 * (self._deadline - time.monotonic())))
+        if not poll.poll(remaining_ms):
+            self._fail()
+
+    def _fail(self) -> NoReturn:
+        """Raise what happened to the process, which has closed its pipe or used up its time."""
+        late = time.monotonic() >= self._deadline - _GRACE_S
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(0 if late else _CLOSE_S)
+        if self._process.returncode is None:
+            self._kill()
+        status, tail, target = self._process.returncode, self._tail(), self._launch.target
+        if status == UNFIT:
+            raise EnvironmentUnfit(f"the worker cannot run on this node: {tail}; install torch")
+        if late:
+            raise WorkerTimeout(
+                f"{target}: expected an answer in time, got none, and ended it; raise the timeout "
+                f"only if the work is known to take longer. Its last words:\n{tail}"
+            )
+        raise WorkerDied(
+            f"{target}: expected an answer, but the process ended with status {status}; "
+            f"run it by itself to see why. Its last words:\n{tail}"
+        )
+
+    def _tail(self) -> str:
+        size = self._noise.seek(0, os.SEEK_END)
+        self._noise.seek(max(0, size - _TAIL_BYTES))
+        return self._noise.read().decode(errors="replace").strip() or "(none)"
+
+
+def _part(
+    tensors: Tensors, prefix: str, sort: type[int] | type[str]
+) -> list[tuple[str, torch.Tensor]]:
+    names = [name.removeprefix(prefix) for name in tensors if name.startswith(prefix)]
+    return [(name, tensors[prefix + name]) for name in sorted(names, key=sort)]
