@@ -1,0 +1,43 @@
+"""Every operator and every contract, one line each; add yours here.
+
+`tests/kernels/test_catalogue.py` fails when a Kernel that a file exports is missing below.
+"""
+
+from difflib import get_close_matches
+from typing import TypeVar
+
+from bitgate.kernels.moe import MOE_EXPERTS, MOE_TORCH_1
+from bitgate.kernels.spec import Contract, Implementation, Kernel
+from bitgate.records.errors import UsageError
+
+T = TypeVar("T")
+
+KERNELS: tuple[Kernel, ...] = (MOE_EXPERTS,)
+CONTRACTS: tuple[Contract, ...] = (MOE_TORCH_1,)
+
+
+def kernel(op: str) -> Kernel:
+    """The definition of one operator. Raises UsageError that lists the known ones."""
+    return _named("operator", op, {kernel.op: kernel for kernel in KERNELS})
+
+
+def contract(name: str) -> Contract:
+    """One contract. Raises UsageError that lists the known ones."""
+    return _named("contract", name, {contract.name: contract for contract in CONTRACTS})
+
+
+def implementation(name: str) -> Implementation:
+    """One implementation of any operator. Raises UsageError that lists the known ones."""
+    return _named(
+        "implementation",
+        name,
+        {found.name: found for kernel in KERNELS for found in kernel.implementations},
+    )
+
+
+def _named(what: str, name: str, known: dict[str, T]) -> T:
+    if name in known:
+        return known[name]
+    close = get_close_matches(name, known, n=2)
+    hint = f"; did you mean {' or '.join(close)}?" if close else ""
+    raise UsageError(f"unknown {what} {name!r}; known: {', '.join(sorted(known))}{hint}")

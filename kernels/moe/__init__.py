@@ -1,0 +1,12 @@
+"""Fused mixture-of-experts: table of contents.
+
+- `experts_kernel`: MOE_EXPERTS, the definition, and MOE_TORCH_1, its contract. Start here.
+- `experts`: the two implementations, `experts_loop` and `experts_sorted`.
+- `experts_data`, `experts_fixtures`: inputs made from integers; fixtures that are exact in any
+  order.
+- `experts_oracle`: float64 values with an error bound.
+"""
+
+from bitgate.kernels.moe.experts_kernel import MOE_EXPERTS, MOE_TORCH_1
+
+__all__ = ["MOE_EXPERTS", "MOE_TORCH_1"]

@@ -1,0 +1,77 @@
+"""Inputs of moe_experts: integer-made values, and routing as uneven as a real router's."""
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from bitgate.kernels.data import IntegerStream, integer_tensor
+from bitgate.kernels.spec import Tensors
+from bitgate.records.errors import UsageError
+from bitgate.records.types import Workload
+
+CASES = ("random", "padding")
+
+
+def make_inputs(workload: Workload, index: int) -> Tensors:
+    """The inputs of sample `index`, on the CPU, the same bits on every machine.
+
+    Axes: tokens, hidden, intermediate, experts, top_k. Case `random`: distinct experts per token,
+    drawn by uneven popularity, an eighth of the experts never drawn. Case `padding`: about a
+    quarter of the pairs are padding, -1 or `experts`.
+
+    Raises:
+        UsageError: unknown case or dtype, or more slots per token than experts.
+    """
+    if workload.case not in CASES or workload.dtype != "bfloat16":
+        raise UsageError(
+            f"{workload.key}: expected dtype bfloat16 and a case of {', '.join(CASES)}"
+        )
+    tokens, hidden, intermediate, experts, top_k = (
+        workload.axis(name) for name in ("tokens", "hidden", "intermediate", "experts", "top_k")
+    )
+    if not 0 < top_k <= experts:
+        raise UsageError(f"{workload.key}: top_k must be 1 to {experts} (the number of experts)")
+    stream = IntegerStream(workload.seed(index))
+    ids = _route(stream, tokens, experts, top_k)
+    if workload.case == "padding":
+        dice = stream.integers(ids.shape, 0, 7)
+        ids = np.where(dice == 0, -1, np.where(dice == 1, experts, ids))
+    # The scales give gate a spread of about 3, so that a limit of 10 does clamp, and outputs of 1.
+    return {
+        "x": integer_tensor(stream, (tokens, hidden), high=255, scale_log2=7),
+        "topk_ids": torch.from_numpy(ids),
+        "topk_weights": _weights(stream, (tokens, top_k)),
+        "w_gate_up": integer_tensor(
+            stream,
+            (experts, 2 * intermediate, hidden),
+            high=255,
+            scale_log2=6 + hidden.bit_length() // 2,
+        ),
+        "w_down": integer_tensor(
+            stream,
+            (experts, hidden, intermediate),
+            high=255,
+            scale_log2=9 + intermediate.bit_length() // 2,
+        ),
+    }
+
+
+def _route(stream: IntegerStream, tokens: int, experts: int, top_k: int) -> npt.NDArray[np.int64]:
+    """Distinct experts per token [tokens, top_k], drawn without replacement by popularity."""
+    rank = np.argsort(stream.words(experts), kind="stable")
+    popularity = 1 + 1024 // (1 + rank)
+    unused = min(experts // 8, experts - top_k)
+    popularity[rank >= experts - unused] = 0
+    remaining = np.tile(popularity.astype(np.int64), (tokens, 1))
+    ids = np.empty((tokens, top_k), dtype=np.int64)
+    for slot in range(top_k):
+        ends = np.cumsum(remaining, axis=1)
+        drawn = stream.below(ends[:, -1])
+        ids[:, slot] = (ends <= drawn[:, None]).sum(axis=1)
+        remaining[np.arange(tokens), ids[:, slot]] = 0
+    return ids
+
+
+def _weights(stream: IntegerStream, shape: tuple[int, ...]) -> torch.Tensor:
+    """Positive float32 weights of 16 bits: more than bfloat16 holds, so that rounding shows."""
+    return torch.from_numpy(stream.integers(shape, 1, 1 << 16) * 2.0**-16).to(torch.float32)

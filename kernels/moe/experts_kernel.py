@@ -1,0 +1,87 @@
+"""The definition of moe_experts: tensors, constants, suites and implementations."""
+
+from bitgate.kernels.moe.experts_data import make_inputs
+from bitgate.kernels.moe.experts_fixtures import integer_cases
+from bitgate.kernels.spec import Contract, Implementation, Kernel, TensorSpec
+from bitgate.records.types import Workload
+
+MOE_TORCH_1 = Contract(
+    name="moe-torch/1",
+    summary="torch's own bf16 matmul per expert over slot-major rows; bf16 after each matmul, "
+    "after silu, after the gated product, after the routing weight and after each addition, "
+    "experts ascending",
+    # torch picks another order of additions inside the matmul by row count, and by host.
+    batch_invariant=False,
+    cross_device=False,
+)
+
+
+def _workloads(shape: dict[str, int], tokens: tuple[int, ...], case: str) -> tuple[Workload, ...]:
+    return tuple(
+        Workload(
+            op="moe_experts",
+            axes=tuple(sorted({**shape, "tokens": count}.items())),
+            dtype="bfloat16",
+            case=case,
+        )
+        for count in tokens
+    )
+
+
+_MODEL = {"hidden": 64, "intermediate": 64, "experts": 32, "top_k": 2}
+_UNEVEN = {"hidden": 96, "intermediate": 40, "experts": 12, "top_k": 4}
+
+MOE_EXPERTS = Kernel(
+    op="moe_experts",
+    summary="both matmuls of the routed experts, gated activation, routing weights, reduction",
+    tensors=(
+        TensorSpec(name="x", dtype="bfloat16", axes=("tokens", "hidden")),
+        TensorSpec(name="topk_ids", dtype="int64", axes=("tokens", "top_k")),
+        TensorSpec(name="topk_weights", dtype="float32", axes=("tokens", "top_k")),
+        TensorSpec(
+            name="w_gate_up",
+            dtype="bfloat16",
+            axes=("experts", "2*intermediate", "hidden"),
+            role="param",
+        ),
+        TensorSpec(
+            name="w_down",
+            dtype="bfloat16",
+            axes=("experts", "hidden", "intermediate"),
+            role="param",
+        ),
+        TensorSpec(name="out", dtype="bfloat16", axes=("tokens", "hidden"), role="out"),
+    ),
+    constants=(("swiglu_limit", 10.0),),
+    make_inputs=make_inputs,
+    integer_cases=integer_cases,
+    implementations=(
+        Implementation(
+            name="experts_loop",
+            op="moe_experts",
+            contract=MOE_TORCH_1.name,
+            tier="native",
+            devices=("cpu", "cuda", "xpu"),
+            target="bitgate.kernels.moe.experts:experts_loop",
+            summary="one expert after the other over the tokens that a mask finds for it",
+        ),
+        Implementation(
+            name="experts_sorted",
+            op="moe_experts",
+            contract=MOE_TORCH_1.name,
+            tier="native",
+            devices=("cpu", "cuda", "xpu"),
+            target="bitgate.kernels.moe.experts:experts_sorted",
+            summary="pairs sorted by expert once, contiguous rows, combined in expert order",
+        ),
+    ),
+    references={MOE_TORCH_1.name: "experts_loop"},
+    suites={
+        "default": (
+            *_workloads(_MODEL, (1, 16, 64), "random"),
+            *_workloads(_UNEVEN, (3, 33), "random"),
+            *_workloads(_UNEVEN, (17,), "padding"),
+        ),
+        "demo": _workloads(_MODEL, (1, 16, 64, 256), "random"),
+    },
+)
