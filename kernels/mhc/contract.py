@@ -19,8 +19,9 @@ contracting a multiply and an add:
 Inputs must be finite; subnormal partial results and float16 are outside of the contract.
 """
 
+import math
 from collections.abc import Mapping
-from typing import Final
+from typing import Final, NotRequired, TypedDict, Unpack
 
 import torch
 
@@ -115,13 +116,42 @@ def _check_extent(where: str, axis: str, extent: int, axes: dict[str, int]) -> N
         raise UsageError(f"{where}: expected axis {axis} of {expected}, got {extent}{hint}")
 
 
-def check_constants(op: str, sinkhorn_iters: int, *values: float) -> None:
-    """Raise UsageError unless there is at least one Sinkhorn pass and every value is finite."""
-    if sinkhorn_iters < 1 or int(sinkhorn_iters) != sinkhorn_iters:
-        raise UsageError(f"{op}: expected sinkhorn_iters of at least 1, got {sinkhorn_iters}")
-    for value in values:
-        if not abs(value) < float("inf"):
-            raise UsageError(f"{op}: expected finite constants, got {value}")
+class MixConstants(TypedDict):
+    """The constants of mhc_pre and mhc_post_pre; every caller names them, none has a default.
+
+    `hc_eps` is added to pre, and inside Sinkhorn unless `sink_eps` is given; `rms_eps` is added to
+    the mean of squares; `post_mult` scales post; the last of `sinkhorn_iters` passes over rows and
+    columns is one over columns.
+    """
+
+    rms_eps: float
+    hc_eps: float
+    sinkhorn_iters: int
+    post_mult: float
+    sink_eps: NotRequired[float | None]
+
+
+def check_constants(op: str, **constants: Unpack[MixConstants]) -> None:
+    """Raise UsageError unless all are there, finite, and there is at least one Sinkhorn pass."""
+    missing = sorted(MixConstants.__required_keys__ - constants.keys())
+    unknown = sorted(constants.keys() - MixConstants.__annotations__.keys())
+    if missing or unknown:
+        raise UsageError(
+            f"{op}: expected the constants {sorted(MixConstants.__required_keys__)} and perhaps "
+            f"sink_eps, got missing {missing}, unknown {unknown}"
+        )
+    iters = constants["sinkhorn_iters"]
+    if iters < 1 or int(iters) != iters:
+        raise UsageError(f"{op}: expected sinkhorn_iters of at least 1, got {iters}")
+    for name, value in constants.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise UsageError(f"{op}: expected a finite {name}, got {value}")
+
+
+def inner_eps(**constants: Unpack[MixConstants]) -> float:
+    """The epsilon inside Sinkhorn: sink_eps, or hc_eps where that is not given."""
+    given = constants.get("sink_eps")
+    return constants["hc_eps"] if given is None else given
 
 
 def check_carry(op: str, carry: str) -> None:

@@ -6,13 +6,13 @@ on the library, the processor and the number of tokens. The oracle belongs to no
 how accurate an order is.
 """
 
-from typing import NamedTuple
+from typing import NamedTuple, Unpack
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own idiom
 
 from bitgate.kernels.mhc import contract
-from bitgate.kernels.mhc.contract import STREAMS
+from bitgate.kernels.mhc.contract import STREAMS, MixConstants
 from bitgate.kernels.mhc.pre import MHC_PRE
 
 Tensor = torch.Tensor
@@ -24,10 +24,7 @@ def mhc_pre(
     fn: Tensor,
     scale: Tensor,
     base: Tensor,
-    rms_eps: float,
-    hc_eps: float,
-    sinkhorn_iters: int,
-    post_mult: float,
+    **constants: Unpack[MixConstants],
 ) -> tuple[Tensor, Tensor, Tensor]:
     """`mhc_pre` under mhc-torch/1, as MHC_PRE defines it: post, comb, layer_input.
 
@@ -36,27 +33,29 @@ def mhc_pre(
     """
     tensors = {"residual": residual, "fn": fn, "scale": scale, "base": base}
     contract.bind("mhc_pre", MHC_PRE.tensors, tensors)
-    contract.check_constants("mhc_pre", sinkhorn_iters, rms_eps, hc_eps, post_mult)
+    contract.check_constants("mhc_pre", **constants)
     flat = residual.flatten(1).float()
-    flat = flat * torch.rsqrt(flat.square().mean(-1, keepdim=True) + rms_eps)
-    pre, post, comb = _mix(F.linear(flat, fn), scale, base, hc_eps, sinkhorn_iters, post_mult)
+    flat = flat * torch.rsqrt(flat.square().mean(-1, keepdim=True) + constants["rms_eps"])
+    pre, post, comb = _mix(F.linear(flat, fn), scale, base, **constants)
     layer_input = (pre.unsqueeze(-1) * residual).sum(dim=1).to(residual.dtype)
     return post, comb, layer_input
 
 
 def _mix(
-    mixes: Tensor, scale: Tensor, base: Tensor, hc_eps: float, iters: int, post_mult: float
+    mixes: Tensor, scale: Tensor, base: Tensor, **constants: Unpack[MixConstants]
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Pre, post and comb from the normalised projections, in the dtype that they have."""
     split = 2 * STREAMS
-    pre = torch.sigmoid(mixes[:, :STREAMS] * scale[0] + base[:STREAMS]) + hc_eps
-    post = post_mult * torch.sigmoid(mixes[:, STREAMS:split] * scale[1] + base[STREAMS:split])
+    sink_eps = contract.inner_eps(**constants)
+    pre = torch.sigmoid(mixes[:, :STREAMS] * scale[0] + base[:STREAMS]) + constants["hc_eps"]
+    post = torch.sigmoid(mixes[:, STREAMS:split] * scale[1] + base[STREAMS:split])
+    post = constants["post_mult"] * post
     rows = mixes[:, split:].reshape(-1, STREAMS, STREAMS) * scale[2]
-    comb = torch.softmax(rows + base[split:].reshape(STREAMS, STREAMS), dim=-1) + hc_eps
-    comb = comb / (comb.sum(dim=-2, keepdim=True) + hc_eps)
-    for _ in range(iters - 1):
-        comb = comb / (comb.sum(dim=-1, keepdim=True) + hc_eps)
-        comb = comb / (comb.sum(dim=-2, keepdim=True) + hc_eps)
+    comb = torch.softmax(rows + base[split:].reshape(STREAMS, STREAMS), dim=-1) + sink_eps
+    comb = comb / (comb.sum(dim=-2, keepdim=True) + sink_eps)
+    for _ in range(constants["sinkhorn_iters"] - 1):
+        comb = comb / (comb.sum(dim=-1, keepdim=True) + sink_eps)
+        comb = comb / (comb.sum(dim=-2, keepdim=True) + sink_eps)
     return pre, post, comb
 
 
@@ -77,17 +76,14 @@ def mhc_pre_f64(
     fn: Tensor,
     scale: Tensor,
     base: Tensor,
-    rms_eps: float,
-    hc_eps: float,
-    sinkhorn_iters: int,
-    post_mult: float,
+    **constants: Unpack[MixConstants],
 ) -> PreOracle:
     """`mhc_pre` in float64 from the same inputs; shapes as MHC_PRE."""
     x = residual.double()
     flat = x.flatten(1)
     dot, sq = flat @ fn.double().T, flat.square().sum(-1)
-    mixes = dot / torch.sqrt(sq / flat.shape[1] + rms_eps)[:, None]
-    pre, post, comb = _mix(mixes, scale.double(), base.double(), hc_eps, sinkhorn_iters, post_mult)
+    mixes = dot / torch.sqrt(sq / flat.shape[1] + constants["rms_eps"])[:, None]
+    pre, post, comb = _mix(mixes, scale.double(), base.double(), **constants)
     collapsed = torch.einsum("ti,tih->th", pre, x)
     return PreOracle(dot, sq, pre, post, comb, round_bf16_once(collapsed))
 

@@ -5,10 +5,12 @@ comparisons, integer operations and casts; the square root goes through float64.
 implementations cite these functions by name.
 """
 
+from typing import Unpack
+
 import torch
 
 from bitgate.kernels.mhc import contract
-from bitgate.kernels.mhc.contract import LANES, MIXES, STREAMS
+from bitgate.kernels.mhc.contract import LANES, MIXES, STREAMS, MixConstants, inner_eps
 from bitgate.kernels.mhc.post import MHC_POST
 from bitgate.kernels.mhc.pre import MHC_PRE
 
@@ -118,11 +120,7 @@ def finish(
     base: Tensor,
     *,
     size: int,
-    rms_eps: float,
-    hc_eps: float,
-    sinkhorn_iters: int,
-    post_mult: float,
-    sink_eps: float | None = None,
+    **constants: Unpack[MixConstants],
 ) -> tuple[Tensor, Tensor, Tensor]:
     """From the projections to the three mixes.
 
@@ -132,29 +130,25 @@ def finish(
         scale: [3] float32, for pre, post and comb.
         base: [24] float32.
         size: 4 * hidden, what the mean of squares divides by.
-        rms_eps: added to the mean of squares.
-        hc_eps: added to pre, and in Sinkhorn unless `sink_eps` is given.
-        sinkhorn_iters: number of row and column passes; the last is a column pass.
-        post_mult: factor of post.
-        sink_eps: the epsilon inside Sinkhorn.
+        constants: as MixConstants says.
 
     Returns:
         pre [tokens, 4], post [tokens, 4], comb [tokens, 4, 4], float32.
     """
-    inner_eps = hc_eps if sink_eps is None else sink_eps
-    inv = 1.0 / sqrt(sq / float(size) + rms_eps)
+    sink_eps = inner_eps(**constants)
+    inv = 1.0 / sqrt(sq / float(size) + constants["rms_eps"])
     mixes = dot * inv[:, None]
     factors = scale.repeat_interleave(scale.new_tensor([4, 4, 16], dtype=torch.int64))
     logits = mixes * factors + base
-    pre = sigmoid(logits[:, 0:4]) + hc_eps
-    post = sigmoid(logits[:, 4:8]) * post_mult
+    pre = sigmoid(logits[:, 0:4]) + constants["hc_eps"]
+    post = sigmoid(logits[:, 4:8]) * constants["post_mult"]
     rows = logits[:, 8:24].reshape(-1, STREAMS, STREAMS)
     grown = exp(rows - maximum_of_four(rows))
-    comb = grown / sum_of_four(grown, -1) + inner_eps
-    comb = normalise(comb, -2, inner_eps)
-    for _ in range(sinkhorn_iters - 1):
-        comb = normalise(comb, -1, inner_eps)
-        comb = normalise(comb, -2, inner_eps)
+    comb = grown / sum_of_four(grown, -1) + sink_eps
+    comb = normalise(comb, -2, sink_eps)
+    for _ in range(constants["sinkhorn_iters"] - 1):
+        comb = normalise(comb, -1, sink_eps)
+        comb = normalise(comb, -2, sink_eps)
     return canonical(pre), canonical(post), canonical(comb)
 
 
@@ -190,11 +184,7 @@ def mhc_pre(
     fn: Tensor,
     scale: Tensor,
     base: Tensor,
-    rms_eps: float,
-    hc_eps: float,
-    sinkhorn_iters: int,
-    post_mult: float,
-    sink_eps: float | None = None,
+    **constants: Unpack[MixConstants],
 ) -> tuple[Tensor, Tensor, Tensor]:
     """`mhc_pre` under mhc-c1, as MHC_PRE defines it: post, comb, layer_input.
 
@@ -203,20 +193,9 @@ def mhc_pre(
     """
     tensors = {"residual": residual, "fn": fn, "scale": scale, "base": base}
     hidden = contract.bind("mhc_pre", MHC_PRE.tensors, tensors)
-    contract.check_constants("mhc_pre", sinkhorn_iters, rms_eps, hc_eps, post_mult)
+    contract.check_constants("mhc_pre", **constants)
     dot, sq = dot_sq(residual, fn)
-    pre, post, comb = finish(
-        dot,
-        sq,
-        scale,
-        base,
-        size=STREAMS * hidden,
-        rms_eps=rms_eps,
-        hc_eps=hc_eps,
-        sinkhorn_iters=sinkhorn_iters,
-        post_mult=post_mult,
-        sink_eps=sink_eps,
-    )
+    pre, post, comb = finish(dot, sq, scale, base, size=STREAMS * hidden, **constants)
     return post, comb, apply_pre(residual, pre)
 
 
@@ -240,12 +219,8 @@ def mhc_post_pre(
     fn: Tensor,
     scale: Tensor,
     base: Tensor,
-    rms_eps: float,
-    hc_eps: float,
-    sinkhorn_iters: int,
-    post_mult: float,
-    sink_eps: float | None = None,
     carry: str = "bf16",
+    **constants: Unpack[MixConstants],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """`mhc_post_pre` under mhc-c1: residual_out, post_out, comb_out, layer_input.
 
@@ -254,15 +229,5 @@ def mhc_post_pre(
     """
     contract.check_carry("mhc_post_pre", carry)
     residual_out = mhc_post(x=x, residual=residual, post=post, comb=comb)
-    mixed = mhc_pre(
-        residual=residual_out,
-        fn=fn,
-        scale=scale,
-        base=base,
-        rms_eps=rms_eps,
-        hc_eps=hc_eps,
-        sinkhorn_iters=sinkhorn_iters,
-        post_mult=post_mult,
-        sink_eps=sink_eps,
-    )
+    mixed = mhc_pre(residual=residual_out, fn=fn, scale=scale, base=base, **constants)
     return residual_out, *mixed

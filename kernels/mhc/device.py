@@ -1,0 +1,150 @@
+"""What the Triton kernels of contract `mhc-c1` share: its arithmetic, and how they are launched.
+
+Each function implements the replay function that its docstring names. Tensors of bfloat16 arrive
+as int16 bit patterns, so that no backend's conversion is trusted.
+"""
+
+from typing import Any
+
+import torch
+
+from bitgate.kernels.interpreter import interpreting, tl, triton
+from bitgate.kernels.mhc import contract
+from bitgate.records.errors import EnvironmentUnfit, UsageError
+
+LIMIT = tl.constexpr(contract.EXP_LIMIT)
+LOG2_E = tl.constexpr(contract.LOG2_E)
+LN2_HIGH = tl.constexpr(contract.LN2_HIGH)
+LN2_LOW = tl.constexpr(contract.LN2_LOW)
+ROUND_MAGIC = tl.constexpr(contract.ROUND_MAGIC)
+ROUND_MAGIC_BITS = tl.constexpr(contract.ROUND_MAGIC_BITS)
+Q0, Q1, Q2, Q3, Q4, Q5 = (tl.constexpr(value) for value in contract.EXP_Q)
+HIGH_BITS = tl.constexpr(contract.HIGH_BITS)
+NAN_BITS = tl.constexpr(contract.NAN_BITS)
+NAN_BITS_BF16 = tl.constexpr(contract.NAN_BITS_BF16)
+STREAMS = tl.constexpr(contract.STREAMS)
+MIXES = tl.constexpr(contract.MIXES)
+LANES = tl.constexpr(contract.LANES)
+
+
+@triton.jit
+def widen(bits):
+    """Bfloat16, as int16 bit patterns, to float32."""
+    return (bits.to(tl.int32) << 16).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def round_bf16(x):
+    """replay.round_bf16, as int16 bit patterns."""
+    bits = x.to(tl.int32, bitcast=True)
+    rounded = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).to(tl.int16)
+    return tl.where(x != x, NAN_BITS_BF16, rounded).to(tl.int16)
+
+
+@triton.jit
+def canonical(x):
+    """replay.canonical."""
+    nan = tl.full(x.shape, NAN_BITS, tl.int32).to(tl.float32, bitcast=True)
+    return tl.where(x != x, nan, x)
+
+
+@triton.jit
+def high(w):
+    """The hi of replay.split; lo is w - hi."""
+    return (w.to(tl.int32, bitcast=True) & HIGH_BITS).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def tree(lanes, ROWS: tl.constexpr, WIDTH: tl.constexpr, LEVELS: tl.constexpr):
+    """replay.tree over [ROWS, WIDTH = 2^LEVELS]."""
+    for level in tl.static_range(LEVELS):
+        even, odd = tl.split(tl.reshape(lanes, (ROWS, WIDTH >> (level + 1), 2)))
+        lanes = even + odd
+    return tl.reshape(lanes, (ROWS,))
+
+
+@triton.jit
+def fence(x, zero):
+    """x, out of reach of an optimiser that would contract a multiply with an add.
+
+    `zero` must arrive at run time: as a compile-time constant the fence folds away.
+    """
+    return (x.to(tl.int32, bitcast=True) ^ zero).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def exp(x, zero):
+    """replay.exp."""
+    low = tl.where(x < -LIMIT, -LIMIT, x)
+    y = tl.where(low > LIMIT, LIMIT, low)
+    shifted = fence(y * LOG2_E, zero) + ROUND_MAGIC
+    n = shifted - ROUND_MAGIC
+    r = (y - n * LN2_HIGH) - fence(n * LN2_LOW, zero)
+    q = fence(r * Q5, zero) + Q4
+    q = fence(q * r, zero) + Q3
+    q = fence(q * r, zero) + Q2
+    q = fence(q * r, zero) + Q1
+    q = fence(q * r, zero) + Q0
+    p = (fence(q * (r * r), zero) + r) + 1.0
+    exponent = (shifted.to(tl.int32, bitcast=True) - ROUND_MAGIC_BITS + 127) << 23
+    result = p * exponent.to(tl.float32, bitcast=True)
+    result = tl.where(x < -LIMIT, 0.0, result)
+    return tl.where(x > LIMIT, float("inf"), result)
+
+
+@triton.jit
+def sigmoid(z, zero):
+    """replay.sigmoid."""
+    one = tl.full(z.shape, 1.0, tl.float32)
+    return tl.div_rn(one, one + exp(0.0 - z, zero))
+
+
+@triton.jit
+def normalise(a, b, c, d, eps):
+    """replay.normalise for four blocks that are divided by their sum."""
+    total = (((a + b) + c) + d) + eps
+    return tl.div_rn(a, total), tl.div_rn(b, total), tl.div_rn(c, total), tl.div_rn(d, total)
+
+
+def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
+    """Launch a kernel of this contract: multiply-add fusion is off wherever it is launched.
+
+    Raises:
+        EnvironmentUnfit: the tensors lie on the CPU and Triton does not interpret here.
+    """
+    on_cpu = any(isinstance(a, torch.Tensor) and a.device.type == "cpu" for a in arguments)
+    if on_cpu and not interpreting():
+        raise EnvironmentUnfit(
+            "expected tensors on a device that Triton compiles for, got CPU tensors: set "
+            "TRITON_INTERPRET=1 before Python starts, or choose the numba implementation"
+        )
+    if 0 not in grid:
+        kernel[grid](*arguments, enable_fp_fusion=False, num_warps=4, **constants)
+
+
+def block_of(extent: int, limit: int) -> int:
+    """The smallest power of two that covers `extent`, from 16 up to `limit`."""
+    return max(16, min(limit, 1 << (extent - 1).bit_length()))
+
+
+def bits16(tensor: torch.Tensor) -> torch.Tensor:
+    """A bfloat16 tensor as its int16 bit patterns, without a copy if it is contiguous."""
+    return tensor.contiguous().view(torch.int16)
+
+
+def output(
+    op: str, name: str, given: torch.Tensor | None, shape: tuple[int, ...], like: torch.Tensor
+) -> torch.Tensor:
+    """The caller's tensor for one output, or a new one of the shape, dtype and device of `like`.
+
+    Raises:
+        UsageError: the caller's tensor is not contiguous.
+    """
+    if given is None:
+        return torch.empty(shape, dtype=like.dtype, device=like.device)
+    if not given.is_contiguous():
+        raise UsageError(
+            f"{op}: expected {name} to be contiguous, got strides {given.stride()} for shape "
+            f"{list(given.shape)}; pass a contiguous tensor and copy from it"
+        )
+    return given
