@@ -9,7 +9,6 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -78,21 +77,20 @@ def _failed_import(module_name: str, target: str, error: Exception) -> str:
 
 def _missing_module(module_name: str, target: str, folder: Path | None) -> str:
     """The message with what lies beside the place where the module was looked for."""
-    package, _, leaf = module_name.rpartition(".")
-    places: list[str] = [] if folder is None else [str(folder)]
-    for part in filter(None, package.split(".")):
-        found = PathFinder.find_spec(part, places or None)
-        locations = None if found is None else found.submodule_search_locations
-        if not locations:
-            places = []
-            leaf = part
+    parts = module_name.split(".")
+    places = [] if folder is None else [str(folder)]
+    missing = parts[0]
+    # The packages above the missing one were imported on the way to it.
+    for depth in range(1, len(parts)):
+        parent = sys.modules.get(".".join(parts[:depth]))
+        if parent is None:
             break
-        places = list(locations)
+        places, missing = list(getattr(parent, "__path__", ())), parts[depth]
     names = sorted({name for place in places for name in _modules_in(Path(place))})
     beside = ", ".join(names) if names else "nothing"
     where = " and ".join(places) if places else "the import path"
     return (
-        f"{target}: there is no module {module_name!r}: no {leaf!r} in {where}; "
+        f"{target}: there is no module {module_name!r}: no {missing!r} in {where}; "
         f"beside it lies: {beside}"
     )
 

@@ -83,6 +83,11 @@ def test_a_missing_submodule_lists_its_package(root: Path) -> None:
         load("loading_box.lit:run", root)
 
 
+def test_a_missing_file_of_this_project_lists_its_neighbours() -> None:
+    with pytest.raises(UsageError, match=r"no 'loadin' in .*beside it lies: .*loading"):
+        load("bitgate.kernels.loadin:load")
+
+
 def test_a_missing_function_lists_the_public_ones(root: Path) -> None:
     write(root, "loading_fns.py", "def run(): ...\ndef _hidden(): ...\nLIMIT = 3\n")
     with pytest.raises(UsageError, match=r"has no 'ran'; its public functions: run$"):
