@@ -11,6 +11,7 @@ from bitgate.records.errors import UsageError
 from bitgate.records.types import Mismatch
 
 CHUNK_ELEMENTS = 1 << 20
+LARGEST_ULP = (1 << 53) - 1
 
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 # Floats whose bits, read as sign and magnitude, are ordered like their values.
@@ -86,7 +87,8 @@ def compare_tensor(name: str, expected: torch.Tensor, actual: torch.Tensor) -> M
     Strides may differ: bits are compared in logical order, in chunks, so that memory stays bounded.
     +0.0 and -0.0 differ, and so do two NaNs with different payloads; both are counted in the hints.
     `max_ulp` is the signed distance (actual minus expected) of the largest magnitude in units in
-    the last place, over the pairs without a NaN; None for types other than floats.
+    the last place, over the pairs without a NaN, and at most 2^53 - 1, the largest integer that
+    every JSON reader keeps; None for types other than floats.
 
     Two empty tensors of one shape and dtype have no mismatch, but nothing was compared either:
     `compare_tensors` therefore does not count them.
@@ -172,7 +174,8 @@ def _count_floats(tally: _Tally, wanted: torch.Tensor, found: torch.Tensor) -> N
         return
     at = int(np.where(real, distance, 0).argmax())
     below = other_minus[at] and not minus[at] if not same[at] else (other < size)[at] != minus[at]
-    ulp = -int(distance[at]) if below else int(distance[at])
+    size_ulp = min(int(distance[at]), LARGEST_ULP)
+    ulp = -size_ulp if below else size_ulp
     if tally.ulp is None or abs(ulp) > abs(tally.ulp):
         tally.ulp = ulp
 

@@ -1,0 +1,153 @@
+"""What must hold before a bundle is believed: its files, its frames, its layout, its bytes.
+
+Every complaint names the file. Nothing here ever makes a comparison smaller: what is missing is an
+error.
+"""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+
+from bitgate.parity.bundle_format import (
+    COMPLETE,
+    DIGESTS,
+    LAYOUT,
+    MANIFEST,
+    TOKENS,
+    BundleError,
+    Complete,
+    Expected,
+    FrameLine,
+    LayoutLine,
+    Manifest,
+    Step,
+    TokensLine,
+    View,
+    read_value,
+)
+from bitgate.parity.digests import digest
+
+AGAIN = "capture the bundle again, or copy it again from where it is whole"
+
+
+def check_files(folder: Path) -> str:
+    """The SHA-256 of the seal, after every file of the directory has been checked against it."""
+    seal = folder / COMPLETE
+    if not folder.is_dir():
+        raise BundleError(f"{folder}: expected a bundle directory, found none")
+    if not seal.is_file():
+        raise BundleError(f"{folder}: no file {COMPLETE}: the bundle was not finished; {AGAIN}")
+    complete = read_value(seal, Complete)
+    listed = {line.name: line for line in complete.files}
+    found = {path.name for path in folder.iterdir()} - {COMPLETE}
+    for name in (MANIFEST, DIGESTS, LAYOUT, TOKENS, *sorted(listed)):
+        if name not in listed or name not in found:
+            raise BundleError(f"{folder / name}: the file is missing; {AGAIN}")
+    for name in sorted(found - set(listed)):
+        raise BundleError(f"{folder / name}: not listed in {COMPLETE}; remove the extra file")
+    for line in complete.files:
+        _check_file(folder / line.name, line.size_bytes, line.sha256)
+    return hashlib.sha256(seal.read_bytes()).hexdigest()
+
+
+def _check_file(path: Path, size_bytes: int, sha256: str) -> None:
+    size = path.stat().st_size
+    if size != size_bytes:
+        state = "truncated" if size < size_bytes else "longer than it was"
+        raise BundleError(f"{path}: {state}: expected {size_bytes} bytes, got {size}; {AGAIN}")
+    with path.open("rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    if found != sha256:
+        raise BundleError(f"{path}: edited: expected SHA-256 {sha256}, got {found}; {AGAIN}")
+
+
+def check_frames(manifest: Manifest, frames: Sequence[FrameLine]) -> None:
+    """Every expected boundary appears once in every step of its phase, with all its tensors."""
+    expected = {item.boundary.key: item for item in manifest.expected}
+    phases = {line.step: line.phase for line in manifest.steps}
+    seen: set[tuple[Step, str]] = set()
+    for index, frame in enumerate(frames):
+        where = f"{DIGESTS}, line {index + 1}: {frame.boundary.key} at {frame.step}"
+        wanted = expected.get(frame.boundary.key)
+        if frame.seq != index:
+            raise BundleError(f"{where}: expected frame {index}, got {frame.seq}: a line is gone")
+        if wanted is None or phases.get(frame.step) != frame.boundary.phase:
+            raise BundleError(f"{where}: {MANIFEST} expects no such frame; {AGAIN}")
+        if (frame.step, frame.boundary.key) in seen:
+            raise BundleError(f"{where}: the frame appears twice; {AGAIN}")
+        seen.add((frame.step, frame.boundary.key))
+        _check_signature(where, wanted, frame)
+    for line in manifest.steps:
+        for item in manifest.expected:
+            if item.boundary.phase == line.phase and (line.step, item.boundary.key) not in seen:
+                raise BundleError(
+                    f"{DIGESTS}: no frame of {item.boundary.key} at {line.step}; a missing frame "
+                    f"is an error, never a smaller comparison; {AGAIN}"
+                )
+
+
+def _check_signature(where: str, wanted: Expected, frame: FrameLine) -> None:
+    found = tuple((line.meta.name, line.meta.role) for line in frame.tensors)
+    if found != wanted.tensors:
+        raise BundleError(f"{where}: expected the tensors {wanted.tensors}, got {found}; {AGAIN}")
+
+
+def check_layout(
+    manifest: Manifest, frames: Sequence[FrameLine], layouts: Sequence[LayoutLine]
+) -> None:
+    """Every tensor of every frame has its view, and the kept steps have their bytes."""
+    kept = {line.step: line.kept for line in manifest.steps}
+    if len(layouts) != len(frames):
+        raise BundleError(f"{LAYOUT}: expected {len(frames)} lines, got {len(layouts)}; {AGAIN}")
+    for index, (frame, layout) in enumerate(zip(frames, layouts, strict=True)):
+        where = f"{LAYOUT}, line {index + 1}: {frame.boundary.key} at {frame.step}"
+        metas = tuple(line.meta for line in frame.tensors)
+        wanted = [(meta.name, meta.dtype, meta.shape, meta.stride) for meta in metas]
+        found = [(view.tensor, view.dtype, view.shape, view.stride) for view in layout.views]
+        if layout.seq != index or wanted != found:
+            raise BundleError(f"{where}: expected {wanted}, got {found}; {AGAIN}")
+        if any((view.storage is not None) != kept[frame.step] for view in layout.views):
+            raise BundleError(f"{where}: {MANIFEST} and {LAYOUT} disagree on what is kept; {AGAIN}")
+
+
+def check_tokens(manifest: Manifest, tokens: Sequence[TokensLine]) -> None:
+    """There is a line per request, and every answered token has its step and its probability."""
+    if [line.request for line in tokens] != list(range(manifest.requests)):
+        raise BundleError(
+            f"{TOKENS}: expected requests 0 to {manifest.requests - 1}, got "
+            f"{[line.request for line in tokens]}; {AGAIN}"
+        )
+    for line in tokens:
+        steps = sum(entry.step.request == line.request for entry in manifest.steps)
+        if not len(line.token_ids) == len(line.logprobs) == steps:
+            raise BundleError(
+                f"{TOKENS}: request {line.request} took {steps} steps, but has "
+                f"{len(line.token_ids)} tokens and {len(line.logprobs)} log-probabilities; {AGAIN}"
+            )
+
+
+def check_tensors(
+    frames: Sequence[FrameLine],
+    layouts: Sequence[LayoutLine],
+    stored: set[int],
+    load: Callable[[View], torch.Tensor],
+) -> None:
+    """The stored bytes are all referenced, all there, and have the recorded digests."""
+    checked: dict[tuple[object, ...], str] = {}
+    for frame, layout in zip(frames, layouts, strict=True):
+        for line, view in zip(frame.tensors, layout.views, strict=True):
+            if view.storage is None:
+                continue
+            place = (view.storage, view.start, view.dtype, view.shape, view.stride)
+            if place not in checked:
+                checked[place] = digest(load(view))
+            if checked[place] != line.meta.digest:
+                raise BundleError(
+                    f"{frame.boundary.key} at {frame.step}: tensor {view.tensor} has digest "
+                    f"{checked[place]}, {DIGESTS} says {line.meta.digest}; {AGAIN}"
+                )
+    unused = stored - {place[0] for place in checked}
+    if unused:
+        raise BundleError(f"storages {sorted(map(str, unused))} belong to no frame; {AGAIN}")
