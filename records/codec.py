@@ -1,0 +1,184 @@
+"""Values to canonical JSON and back: one form for every writer, and nothing silently dropped.
+
+Canonical JSON is RFC 8785. Hashed numbers are integers below 2**53 or decimal strings; a binary
+float anywhere is refused, because writers disagree about its digits. Reading is strict: a field
+that the vocabulary does not know is an error, and so is a number where text was meant.
+
+Format history
+    1   the first format: rows `lane`, `record` and `decision`
+
+A later format adds its line here, raises SCHEMA, and appends one step to UPGRADES that lifts the
+plain JSON of a row from the format before it; rows keep the bytes with which they were written.
+"""
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import fields, is_dataclass
+from functools import cache
+from types import UnionType
+from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+
+import rfc8785
+from pydantic import TypeAdapter, ValidationError
+from pydantic_core import ErrorDetails, from_json
+
+from bitgate.records.base import InvariantError, Value
+from bitgate.records.errors import UsageError
+
+SCHEMA: int = 1
+
+T = TypeVar("T", bound=Value)
+Plain = dict[str, Any]
+Upgrade = Callable[[str, Plain], Plain]
+
+# UPGRADES[i] lifts a row of the named kind from format i + 1 to format i + 2.
+UPGRADES: tuple[Upgrade, ...] = ()
+
+_LARGEST_INTEGER = 2**53 - 1
+
+
+class FormatError(UsageError):
+    """JSON that is not a value of the expected kind; the message names the place and the cure."""
+
+
+def canonical(value: Value) -> bytes:
+    """The RFC 8785 JSON of `value`, with every field written out.
+
+    Raises:
+        InvariantError: something in it has no exact JSON form, such as a float.
+    """
+    return rfc8785.dumps(_plain(value, type(value).__name__))
+
+
+def content_id(value: Value) -> str:
+    """The SHA-256, in hex, of the canonical JSON; a record's identity."""
+    return hashlib.sha256(canonical(value)).hexdigest()
+
+
+def decode(
+    kind: type[T], data: bytes, *, schema: int = SCHEMA, upgrades: tuple[Upgrade, ...] = UPGRADES
+) -> T:
+    """The value of type `kind` that `data`, JSON written in format `schema`, holds.
+
+    Raises:
+        FormatError: unknown format or field, wrong type, or a value that the vocabulary forbids.
+    """
+    newest = len(upgrades) + 1
+    adapter: TypeAdapter[T] = _adapter(cast("Any", kind))
+    if not 1 <= schema <= newest:
+        raise FormatError(
+            f"{kind.__name__}: written in format {schema}; this version reads 1 to {newest}. "
+            "Use the version of bitgate that wrote it, or a newer one"
+        )
+    try:
+        if schema < newest:
+            plain = from_json(data)
+            for step in upgrades[schema - 1 :]:
+                plain = step(kind.__name__.lower(), plain)
+            data = rfc8785.dumps(plain)
+        value = adapter.validate_json(data)
+    except ValidationError as error:
+        raise FormatError(_explain(kind, error.errors(include_url=False)[0])) from None
+    except ValueError as error:
+        raise FormatError(f"{kind.__name__}: not valid JSON: {error}") from None
+    return value
+
+
+def is_json(data: bytes) -> bool:
+    """Whether the bytes are one JSON text."""
+    try:
+        from_json(data)
+    except ValueError:
+        return False
+    return True
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON Schema (draft 2020-12) of one ledger line; see also records/schema/."""
+    from bitgate.records.rows import Decision, Lane, Record
+
+    kinds = {"lane": Lane, "record": Record, "decision": Decision}
+    _, schema = TypeAdapter.json_schemas(
+        [(name, "validation", _adapter(kind)) for name, kind in kinds.items()]
+    )
+    sha256 = {"type": "string", "pattern": "^[0-9a-f]{64}$"}
+    header = {
+        "created_at": {"type": "string"},
+        "prev": sha256,
+        "schema": {"const": SCHEMA},
+        "seq": {"type": "integer", "minimum": 1},
+        "writer": {"type": "string"},
+    }
+    names = sorted([*header, "body", "kind"])
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "$id": f"bitgate-{SCHEMA}.schema.json",
+        "title": "One line of a bitgate ledger",
+        "oneOf": [
+            {
+                "type": "object",
+                "properties": header
+                | {"kind": {"const": name}, "body": {"$ref": f"#/$defs/{kind.__name__}"}},
+                "required": names,
+                "additionalProperties": False,
+            }
+            for name, kind in kinds.items()
+        ],
+        "$defs": schema["$defs"],
+    }
+
+
+@cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
+
+
+def _plain(item: object, where: str) -> Any:
+    """Plain JSON of a value; `where` names the place in error messages."""
+    if item is None or type(item) in {str, bool}:
+        return item
+    if type(item) is int:
+        if abs(item) > _LARGEST_INTEGER:
+            raise InvariantError(
+                f"{where}: {item} is beyond 2**53, which JSON readers round; use a decimal string"
+            )
+        return item
+    if isinstance(item, tuple):
+        return [_plain(part, f"{where}[{index}]") for index, part in enumerate(item)]
+    if is_dataclass(item) and not isinstance(item, type):
+        return {
+            field.name: _plain(getattr(item, field.name), f"{where}.{field.name}")
+            for field in fields(item)
+        }
+    raise InvariantError(
+        f"{where}: {item!r} is a {type(item).__name__}; rows hold str, int, bool, None, tuples and "
+        "values. Write a decimal number as a string"
+    )
+
+
+def _explain(kind: type, detail: ErrorDetails) -> str:
+    """One sentence with the place, what was expected, and what came."""
+    path = list(detail["loc"])
+    place = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in path)
+    where = f"{kind.__name__}{place}"
+    if detail["type"] == "unexpected_keyword_argument":
+        *parents, key = path
+        known = ", ".join(_known_keys(kind, parents))
+        owner = where.removesuffix(f".{key}")
+        return f"{owner}: unknown key {key!r}; the known keys are {known}"
+    if detail["type"] == "missing":
+        return f"{where}: the key is missing"
+    if detail["type"] == "value_error":
+        return f"{where}: {detail['ctx']['error']}"
+    if detail["type"] == "json_invalid":
+        return f"{where}: not valid JSON: {detail['ctx']['error']}"
+    return f"{where}: {detail['msg']}, got {detail['input']!r:.80}"
+
+
+def _known_keys(kind: Any, path: list[int | str]) -> list[str]:
+    """The field names of the value that lies at `path` below `kind`."""
+    for part in path:
+        kind = get_args(kind)[0] if isinstance(part, int) else get_type_hints(kind)[part]
+        if get_origin(kind) in {Union, UnionType}:
+            kind = next(option for option in get_args(kind) if option is not type(None))
+    return sorted(field.name for field in fields(kind))

@@ -1,0 +1,181 @@
+"""Does a writer's chain hold? Reports, and the walk over the stored bytes.
+
+The stored bytes are hashed, never a re-encoding. Tamper-evident, not tamper-proof: somebody who
+recomputes a whole chain and its head is found only against a head that was noted elsewhere.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from bitgate.records.chain import (
+    Entry,
+    Head,
+    Row,
+    Stored,
+    genesis,
+    is_canonical,
+    make_head,
+    read_entry,
+    read_header,
+    segments,
+    stored_lines,
+)
+from bitgate.records.codec import FormatError, is_json
+from bitgate.records.diagnosis import Break, Diagnosis, Facts
+from bitgate.records.errors import UsageError
+from bitgate.records.objects import ObjectError
+from bitgate.records.proof import Evidence
+from bitgate.records.rows import Record
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChainReport:
+    """One writer's answer: how many rows, the hash of the last, the first break, notes."""
+
+    writer: str
+    rows: int
+    sha256: str
+    broken: Break | None
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifyReport:
+    """The answer for a whole ledger."""
+
+    chains: tuple[ChainReport, ...]
+
+    @property
+    def rows(self) -> int:
+        """How many rows were verified; zero verifies nothing."""
+        return sum(chain.rows for chain in self.chains)
+
+    @property
+    def breaks(self) -> tuple[Break, ...]:
+        """The first break of each broken chain."""
+        return tuple(chain.broken for chain in self.chains if chain.broken is not None)
+
+    @property
+    def ok(self) -> bool:
+        """True only if there was at least one row and nothing is broken."""
+        return self.rows > 0 and not self.breaks
+
+
+def verify_chain(
+    directory: Path, *, strict: bool = False, get: Callable[[str], bytes] | None = None
+) -> ChainReport:
+    """Verify one writer's chain; with `get`, also each object that its records name.
+
+    `get` returns the bytes of an object by its SHA-256 or raises ObjectError.
+    """
+    lines: list[Facts] = []
+    torn: Stored | None = None
+    last = segments(directory)[-1:]
+    for stored in stored_lines(directory):
+        if not stored.terminated and [stored.file] == last:
+            torn = stored
+        else:
+            lines.append(_look(stored, strict=strict))
+    diagnosis = Diagnosis(directory, lines, torn)
+    broken = diagnosis.first_break()
+    if broken is None and get is not None:
+        broken = _first_bad_object(lines, get)
+    return ChainReport(
+        writer=directory.name,
+        rows=len(lines),
+        sha256=lines[-1].sha256 if lines else genesis(directory.name),
+        broken=broken,
+        notes=diagnosis.notes(),
+    )
+
+
+def _look(stored: Stored, *, strict: bool) -> Facts:
+    """Read a line as far as it can be read."""
+    seq = prev = writer = fault = None
+    evidence: tuple[Evidence, ...] = ()
+    try:
+        header = read_header(stored.data)
+        seq, prev, writer = header.seq, header.prev, header.writer
+        entry = read_entry(stored.data)
+        evidence = _evidence(entry)
+        if strict and not is_canonical(stored.data, entry):
+            fault = "it is not in canonical form (RFC 8785)"
+    except FormatError as error:
+        fault = str(error)
+        if not is_json(stored.data):
+            seq = prev = writer = None  # perhaps two lines that ran together: it says nothing
+    if not stored.terminated:
+        seq, fault = None, "its end of line is missing"
+    sha256 = hashlib.sha256(stored.data).hexdigest()
+    return Facts(stored.file, stored.line, sha256, seq, prev, writer, fault, evidence)
+
+
+def _evidence(entry: Entry[Row]) -> tuple[Evidence, ...]:
+    if not isinstance(entry.body, Record):
+        return ()
+    found = (result.evidence for result in entry.body.verdict.results)
+    return tuple(evidence for evidence in found if evidence is not None)
+
+
+def _first_bad_object(lines: list[Facts], get: Callable[[str], bytes]) -> Break | None:
+    for line in lines:
+        for evidence in line.evidence:
+            try:
+                size = len(get(evidence.sha256))
+            except (ObjectError, OSError) as error:
+                problem = str(error)
+            else:
+                if size == evidence.size_bytes:
+                    continue
+                problem = f"expected {evidence.size_bytes} bytes, got {size}"
+            return Break(
+                kind="object",
+                file=str(line.file),
+                line=line.number,
+                seq=line.seq,
+                message=f"row {line.seq} names evidence {evidence.sha256}: {problem}",
+            )
+    return None
+
+
+def parse_noted(line: str) -> Head:
+    """The head that a line of `records head` holds: WRITER COUNT SHA256; raises UsageError."""
+    parts = line.split()
+    if len(parts) != 3 or not parts[1].isdigit():
+        raise UsageError(f"expected a line of `records head`: WRITER COUNT SHA256, got {line!r}")
+    return make_head(int(parts[1]), parts[2], parts[0])
+
+
+def against_noted(
+    root: Path, chains: Iterable[ChainReport], noted: Iterable[Head]
+) -> tuple[ChainReport, ...]:
+    """The reports, broken where a head that was noted elsewhere names a row that is not there."""
+    reports = {chain.writer: chain for chain in chains}
+    for head in noted:
+        empty = ChainReport(writer=head.writer, rows=0, sha256=genesis(head.writer), broken=None)
+        report = reports.setdefault(head.writer, empty)
+        if report.broken is None and not _holds(root / head.writer, head):
+            message = (
+                f"the noted head names another row {head.count}: the chain was rewritten or cut"
+            )
+            broken = Break(
+                kind="head",
+                file=str(root / head.writer),
+                line=None,
+                seq=head.count,
+                message=message,
+            )
+            reports[head.writer] = replace(report, broken=broken)
+    return tuple(reports.values())
+
+
+def _holds(directory: Path, head: Head) -> bool:
+    """Whether the chain has the noted row at its place."""
+    if head.count == 0:
+        return True
+    for place, stored in enumerate(stored_lines(directory), 1):
+        if place == head.count:
+            return hashlib.sha256(stored.data).hexdigest() == head.sha256
+    return False

@@ -1,0 +1,133 @@
+"""Appending to one chain: all or nothing, durable, one process at a time."""
+
+import hashlib
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bitgate.records.chain import (
+    HEAD,
+    Entry,
+    Head,
+    Header,
+    Row,
+    genesis,
+    kind_of,
+    make_head,
+    read_entry,
+    read_head,
+    read_header,
+    segments,
+    write_line,
+)
+from bitgate.records.clock import utc_now
+from bitgate.records.codec import SCHEMA, FormatError, canonical
+from bitgate.records.durable import append_bytes, locked, replace_file, unfit
+from bitgate.records.errors import EnvironmentUnfit, LedgerBroken
+from bitgate.records.verify import verify_chain
+
+if TYPE_CHECKING:
+    from bitgate.records.ledger import Ledger
+
+_TAIL_STEP_BYTES = 65_536
+
+
+class Writer:
+    """Appends to one chain. Several processes may hold the same writer: they wait for another."""
+
+    def __init__(self, ledger: "Ledger", name: str) -> None:
+        self.ledger = ledger
+        self.name = name
+        self._directory = ledger.root / name
+
+    def append(self, row: Row) -> Entry[Row]:
+        """Append one row; when this returns, the row is on the disk."""
+        return self.append_many([row])[0]
+
+    def append_many(self, rows: list[Row]) -> list[Entry[Row]]:
+        """Append rows with one fsync: all of them, or none.
+
+        Raises:
+            LedgerBroken: the chain does not verify; nothing is appended to a broken chain.
+            EnvironmentUnfit: no room on disk, or another process holds the lock for too long.
+        """
+        if not rows:
+            return []
+        self._directory.mkdir(parents=True, exist_ok=True)
+        with locked(self._directory):
+            count, prev, newest = self._tail()
+            now = max(utc_now(), newest)
+            lines: list[bytes] = []
+            for row in rows:
+                header = Header(
+                    created_at=now,
+                    kind=kind_of(row),
+                    prev=prev,
+                    schema=SCHEMA,
+                    seq=count + len(lines) + 1,
+                    writer=self.name,
+                )
+                lines.append(write_line(row, header))
+                prev = hashlib.sha256(lines[-1]).hexdigest()
+            self._store(lines, make_head(count + len(lines), prev, self.name))
+        return [read_entry(line) for line in lines]
+
+    def _tail(self) -> tuple[int, str, str]:
+        """How many rows there are, the hash of the last, and its time."""
+        try:
+            head = read_head(self._directory)
+        except FormatError:
+            head = None
+        files = segments(self._directory)
+        if head is None and not files and not (self._directory / HEAD).exists():
+            # The first head is written before the first row, so a missing head is always a break.
+            self._write_head(make_head(0, genesis(self.name), self.name))
+            return 0, genesis(self.name), ""
+        last = _last_line(files[-1]) if files else None
+        if head is not None and last is not None:
+            sha256 = hashlib.sha256(last).hexdigest()
+            if sha256 == head.sha256:
+                return head.count, sha256, read_header(last).created_at
+        report = verify_chain(self._directory)
+        if report.broken is not None:
+            raise LedgerBroken(
+                f"nothing was appended: the chain of {self.name!r} does not verify. "
+                f"{report.broken.kind}: {report.broken.message}"
+            )
+        time = read_header(last).created_at if last is not None else ""
+        return report.rows, report.sha256, time
+
+    def _store(self, lines: list[bytes], head: Head) -> None:
+        """Append to the newest file, then replace the head; on any failure take it all back."""
+        files = segments(self._directory)
+        number = (head.count - len(lines)) // self.ledger.segment_rows + 1
+        number = max(number, int(files[-1].stem)) if files else number
+        path = self._directory / f"{number:04d}.jsonl"
+        data = b"".join(line + b"\n" for line in lines)
+        try:
+            size = append_bytes(path, data)
+        except OSError as error:
+            raise unfit(error, path, len(data)) from error
+        try:
+            self._write_head(head)
+        except EnvironmentUnfit:
+            os.truncate(path, size)
+            raise
+
+    def _write_head(self, head: Head) -> None:
+        replace_file(self._directory / HEAD, canonical(head) + b"\n")
+
+
+def _last_line(file: Path) -> bytes | None:
+    """The last whole line of a file without its end; None where it is empty or torn."""
+    with file.open("rb") as stream:
+        end = stream.seek(0, os.SEEK_END)
+        start = end
+        tail = b""
+        while start > 0 and b"\n" not in tail[:-1]:
+            start = max(0, start - _TAIL_STEP_BYTES)
+            stream.seek(start)
+            tail = stream.read(end - start)
+    if not tail.endswith(b"\n"):
+        return None
+    return tail[:-1].rpartition(b"\n")[2]

@@ -1,0 +1,121 @@
+"""Canonical JSON: the same bytes for the same value, and nothing unknown accepted."""
+
+import json
+from dataclasses import replace
+from importlib.resources import files
+
+import pytest
+import rfc8785
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bitgate.records.base import InvariantError
+from bitgate.records.codec import FormatError, canonical, content_id, decode, json_schema
+from bitgate.records.types import Bound, Evidence, Lane, Record, Workload
+
+EVIDENCE = Evidence(sha256="a" * 64, size_bytes=3, media="text/plain")
+
+
+@given(
+    op=st.text(min_size=1),
+    axes=st.dictionaries(st.text(), st.integers(0, 2**53 - 1), max_size=4),
+    case=st.text(),
+)
+def test_a_value_comes_back_from_canonical_bytes(op, axes, case):
+    value = Workload(op=op, axes=tuple(sorted(axes.items())), dtype="bfloat16", case=case)
+    data = canonical(value)
+    assert decode(Workload, data) == value
+    assert rfc8785.dumps(json.loads(data)) == data
+
+
+def test_a_record_comes_back(make):
+    record = make["record"](EVIDENCE, measurement=make["measurement"](), effect="FASTER")
+    assert decode(Record, canonical(record)) == record
+    assert content_id(record) != content_id(replace(record, reason="another"))
+
+
+def test_unknown_field_names_place_key_and_known_keys(make):
+    plain = json.loads(canonical(make["record"](EVIDENCE)))
+    plain["verdict"]["results"][0]["bounds"][0]["colour"] = "red"
+    with pytest.raises(FormatError, match=r"Record\.verdict\.results\[0\]\.bounds\[0\]") as caught:
+        decode(Record, json.dumps(plain).encode())
+    assert "'colour'" in str(caught.value)
+    assert "confidence, failures, trials, unit, upper" in str(caught.value)
+
+
+def test_unknown_field_inside_an_optional_value_is_refused(make):
+    plain = json.loads(canonical(make["record"](EVIDENCE, baseline=make["candidate"]())))
+    plain["baseline"]["colour"] = "red"
+    with pytest.raises(FormatError, match=r"Record\.baseline: unknown key 'colour'.*contract"):
+        decode(Record, json.dumps(plain).encode())
+
+
+def test_what_constructors_forbid_comes_out_readable():
+    data = b'{"unit":"call","trials":0,"failures":0,"confidence":"0.95","upper":"1"}'
+    with pytest.raises(FormatError, match="Bound: Bound: zero trials prove nothing"):
+        decode(Bound, data)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"op":"a","axes":[["x",1.0]],"dtype":"b"}', r"axes\[0\]\[1\].*integer"),
+        ('{"op":"a","axes":[["x","1"]],"dtype":"b"}', r"axes\[0\]\[1\].*integer"),
+        ('{"op":1,"axes":[],"dtype":"b"}', r"Workload\.op.*string"),
+        ('{"axes":[],"dtype":"b"}', r"Workload\.op: the key is missing"),
+        ('{"op":"a",', "not valid JSON"),
+        ('{"op":"a","axes":[["x",NaN]],"dtype":"b"}', "Workload"),
+        ("[]", "object"),
+    ],
+)
+def test_wrong_json_is_refused(text, message):
+    with pytest.raises(FormatError, match=message):
+        decode(Workload, text.encode())
+
+
+@pytest.mark.parametrize("extent", [1.5, 2.0, 2**53])
+def test_numbers_without_an_exact_form_are_refused(extent):
+    with pytest.raises(InvariantError, match=r"Workload\.axes\[0\]\[1\]"):
+        canonical(Workload(op="a", axes=(("x", extent),), dtype="b"))
+
+
+def test_another_kind_of_object_is_refused():
+    with pytest.raises(InvariantError, match="bytes"):
+        canonical(Workload(op="a", axes=(), dtype=b"bf16"))
+
+
+def test_older_formats_are_lifted_step_by_step(make):
+    lane = make["lane"](target="0.5")
+    old = json.loads(canonical(lane))
+    old["goal"] = old.pop("target")
+
+    def rename(kind, plain):
+        if kind == "lane":
+            plain["target"] = plain.pop("goal")
+        return plain
+
+    def nothing(kind, plain):
+        return plain
+
+    data = json.dumps(old).encode()
+    assert decode(Lane, data, schema=1, upgrades=(rename, nothing)) == lane
+    with pytest.raises(FormatError, match="goal"):
+        decode(Lane, data, schema=2, upgrades=(rename, nothing))
+
+
+@pytest.mark.parametrize("schema", [0, 2, 99])
+def test_an_unknown_format_is_refused(schema, make):
+    with pytest.raises(FormatError, match=f"format {schema}; this version reads 1 to 1"):
+        decode(Lane, canonical(make["lane"]()), schema=schema)
+
+
+def test_the_published_schema_is_current():
+    published = files("bitgate.records").joinpath("schema/bitgate-1.schema.json").read_text()
+    assert json.loads(published) == json.loads(json.dumps(json_schema())), (
+        "run: bitgate records schema > records/schema/bitgate-1.schema.json"
+    )
+
+
+def test_the_schema_refuses_unknown_keys():
+    for name, definition in json_schema()["$defs"].items():
+        assert definition["additionalProperties"] is False, name
