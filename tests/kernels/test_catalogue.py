@@ -113,7 +113,7 @@ def test_axes_are_those_of_the_vocabulary(op: str) -> None:
     ("lookup", "near"), [(kernel, "moe_expert"), (implementation, "experts_lop")]
 )
 def test_an_unknown_name_lists_the_known_and_the_close(lookup: object, near: str) -> None:
-    with pytest.raises(UsageError, match="known: .*did you mean"):
+    with pytest.raises(UsageError, match=r"known: .*did you mean"):
         lookup(near)
 
 
