@@ -54,7 +54,7 @@ MHC_POST_PRE = Kernel(
             tier="canonical",
             devices=("cpu",),
             target="bitgate.kernels.mhc.fast:mhc_post_pre",
-            summary="one fused pass per token, compiled by numba",
+            summary="mhc_post, then mhc_pre of what it rounded, each fused and compiled by numba",
         ),
     ),
     references={MHC_C1.name: "mhc_post_pre-replay"},
