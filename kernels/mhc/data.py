@@ -1,7 +1,7 @@
 """Inputs for the mHC operators, made from integers: the same bits on every machine.
 
 A library's normal or uniform distribution may give other bits on another processor, so values are
-assembled from the words of a counter-based integer hash: sign, significand, exponent.
+assembled from the words of an integer stream: sign, significand, exponent.
 """
 
 import hashlib
@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from bitgate.kernels.data import IntegerStream
 from bitgate.kernels.mhc.contract import LANES, MIXES, STREAMS
 from bitgate.kernels.spec import Tensors
 from bitgate.records.errors import UsageError
@@ -39,13 +40,9 @@ class Draw:
     seed: int
 
     def words(self, name: str, count: int) -> Words:
-        """`count` 64-bit words: a counter through the SplitMix64 finaliser."""
-        start = int.from_bytes(hashlib.sha256(f"{self.seed}/{name}".encode()).digest()[:8], "big")
-        z = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-        z = z + np.uint64(start)
-        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        return z ^ (z >> np.uint64(31))
+        """`count` 64-bit words."""
+        digest = hashlib.sha256(f"{self.seed}/{name}".encode()).digest()
+        return IntegerStream(int.from_bytes(digest[:8], "big")).words(count)
 
     def floats(
         self,
