@@ -3,13 +3,26 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
 
 
 def console(*, stderr: bool = False) -> Console:
-    """A console on stdout, or on stderr; plain text when that is not a terminal."""
-    return Console(stderr=stderr, highlight=False, soft_wrap=True)
+    """A console on stdout, or on stderr; plain text, 120 wide, when that is not a terminal."""
+    made = Console(stderr=stderr, highlight=False)
+    if not made.is_terminal:
+        made.width = 120
+    return made
+
+
+def table(title: str, *columns: str) -> Table:
+    """An empty table that folds long cells instead of cutting them, without frames in the way."""
+    made = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in columns:
+        made.add_column(column, overflow="fold")
+    return made
 
 
 @contextmanager

@@ -1,0 +1,110 @@
+"""The command line: mounts the folders' groups. Every error reaches the user through `main`."""
+
+import errno
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bitgate import __version__
+from bitgate.bench import cli as bench_cli
+from bitgate.kernels import cli as kernels_cli
+from bitgate.parity import cli as parity_cli
+from bitgate.parity import gates_cli
+from bitgate.records import cli as records_cli
+from bitgate.records.console import console
+from bitgate.records.errors import BitgateError
+from bitgate.records.policy import Recheck
+
+NEEDS = {
+    "torch": "pip install -c constraints.txt -e '.[cpu]' (or use the node's own build)",
+    "triton": "pip install -c constraints.txt -e '.[cpu]' (or use the node's own build)",
+    "numba": "pip install -c constraints.txt -e '.[cpu]'",
+    "transformers": "pip install -c constraints.txt -e '.[transformers]'",
+}
+
+app = typer.Typer(
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Promote a kernel only on proof: bitwise parity, determinism, measured gain.",
+)
+new = typer.Typer(no_args_is_help=True, help="Write a commented file to start from.")
+
+
+def _recheck() -> Recheck:
+    """What promotion uses to judge stored evidence again; known to bench and parity only."""
+    from bitgate.bench.recheck import recheck
+
+    return recheck()
+
+
+def _version(*, show: bool) -> None:
+    if show:
+        typer.echo(f"bitgate {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    *,
+    version: Annotated[
+        bool, typer.Option("--version", callback=lambda value: _version(show=value), is_eager=True)
+    ] = False,
+) -> None:
+    """Promote a kernel only on proof: bitwise parity, determinism, measured gain."""
+
+
+@app.command()
+def doctor(
+    *, as_json: Annotated[bool, typer.Option("--json", help="Print JSON only.")] = False
+) -> None:
+    """What this node can do: devices, versions, mapped libraries, end-of-life packages."""
+    from bitgate.doctor import run
+
+    raise typer.Exit(run(as_json=as_json))
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option("--out", help="Where to write.")] = Path("demo-out"),
+    *,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON only.")] = False,
+) -> None:
+    """The whole flow on this machine's CPU; writes OUT/ledger and OUT/report.html."""
+    from bitgate.bench.demo.story import run
+
+    raise typer.Exit(run(out, as_json=as_json))
+
+
+app.command("run")(bench_cli.run_command)
+app.command("capture")(parity_cli.capture_command)
+new.command("candidate")(bench_cli.new_candidate_command)
+app.add_typer(new, name="new")
+app.add_typer(kernels_cli.app, name="kernels")
+app.add_typer(parity_cli.app, name="parity")
+app.add_typer(gates_cli.app, name="gate")
+app.add_typer(bench_cli.app, name="bench")
+app.add_typer(records_cli.build_app(_recheck), name="records")
+
+
+def main() -> None:
+    """Run the command line; turn what a user can mend into one message and its exit code."""
+    try:
+        app()
+    except BitgateError as error:
+        _tell(str(error), error.exit_code)
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").partition(".")[0]
+        if missing not in NEEDS:
+            raise
+        _tell(f"this command needs {missing}, which is not installed.\nDo: {NEEDS[missing]}", 4)
+    except OSError as error:
+        if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
+            raise
+        _tell(f"no room left on the disk while writing {error.filename}; free some, try again", 4)
+
+
+def _tell(message: str, code: int) -> None:
+    console(stderr=True).print(f"bitgate: {message}", markup=False)
+    sys.exit(code)
