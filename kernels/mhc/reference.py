@@ -36,7 +36,8 @@ def mhc_pre(
     contract.check_constants("mhc_pre", **constants)
     flat = residual.flatten(1).float()
     flat = flat * torch.rsqrt(flat.square().mean(-1, keepdim=True) + constants["rms_eps"])
-    pre, post, comb = _mix(F.linear(flat, fn), scale, base, **constants)
+    # With gaps in fn the library would take another path, and give other bits.
+    pre, post, comb = _mix(F.linear(flat, fn.contiguous()), scale, base, **constants)
     layer_input = (pre.unsqueeze(-1) * residual).sum(dim=1).to(residual.dtype)
     return post, comb, layer_input
 
