@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
 
 from bitgate.parity.bundle_format import (
     DIGESTS,
@@ -27,8 +26,8 @@ from bitgate.parity.bundle_format import (
     constant_values,
     read_lines,
     read_value,
-    storage_key,
 )
+from bitgate.parity.bundle_storage import Storages, view_of
 from bitgate.parity.bundle_verify import (
     check_files,
     check_frames,
@@ -50,22 +49,6 @@ __all__ = [
     "Snapshot",
     "NO_LAYER",
 ]
-
-
-@dataclass(frozen=True, slots=True)
-class Storages:
-    """The stored bytes of a bundle, by number; `shards` maps a number to its file."""
-
-    folder: Path
-    shards: dict[int, str]
-
-    def load(self, number: int) -> torch.Tensor:
-        """A fresh, writable uint8 copy of one storage."""
-        if number not in self.shards:
-            raise BundleError(f"{self.folder}: no shard holds storage {number}; capture it again")
-        with safe_open(self.folder / self.shards[number], framework="pt") as shard:
-            bytes_: torch.Tensor = shard.get_tensor(storage_key(number)).clone()
-        return bytes_
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,20 +120,6 @@ class Frame:
         return {name: tensors[name] for name in names}
 
 
-def view_of(view: View, storage: torch.Tensor) -> torch.Tensor:
-    """The tensor that `view` describes, over the uint8 `storage`; BundleError if it cannot be."""
-    dtype = getattr(torch, view.dtype, None)
-    if not isinstance(dtype, torch.dtype):
-        raise BundleError(f"{LAYOUT}: tensor {view.tensor} has the unknown dtype {view.dtype}")
-    whole = storage.numel() // dtype.itemsize * dtype.itemsize
-    try:
-        return torch.as_strided(storage[:whole].view(dtype), view.shape, view.stride, view.start)
-    except RuntimeError as error:
-        raise BundleError(
-            f"{LAYOUT}: tensor {view.tensor} is not in its storage: {error}"
-        ) from None
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bundle:
     """A verified bundle. `sha256` is the SHA-256 of its seal and identifies all its content."""
@@ -182,13 +151,8 @@ class Bundle:
         check_frames(manifest, frames)
         check_layout(manifest, frames, layouts)
         check_tokens(manifest, tokens)
-        storages = Storages(path, _index(path))
-        check_tensors(
-            frames,
-            layouts,
-            set(storages.shards),
-            lambda view: view_of(view, storages.load(view.storage or 0)),
-        )
+        storages = Storages(path)
+        check_tensors(frames, layouts, storages)
         return cls(
             path=path,
             sha256=sha256,
@@ -220,18 +184,3 @@ class Bundle:
             views=layout.views,
             storages=self.storages,
         )
-
-
-def _index(folder: Path) -> dict[int, str]:
-    """Which shard holds which storage."""
-    index: dict[int, str] = {}
-    for path in sorted(folder.glob("tensors-*.safetensors")):
-        try:
-            with safe_open(path, framework="pt") as shard:
-                names = shard.keys()
-                for key in names:
-                    if index.setdefault(int(key[1:]), path.name) != path.name:
-                        raise BundleError(f"{path}: storage {key} is in two shards; capture again")
-        except (SafetensorError, ValueError) as error:
-            raise BundleError(f"{path}: not a shard of a bundle: {error}; capture again") from None
-    return index

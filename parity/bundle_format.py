@@ -32,6 +32,7 @@ MANIFEST, DIGESTS, LAYOUT, TOKENS, COMPLETE = (
     "COMPLETE",
 )
 NO_LAYER = -1
+AGAIN = "capture the bundle again, or copy it again from where it is whole"
 
 T = TypeVar("T", bound=Value)
 

@@ -5,12 +5,13 @@ error.
 """
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
 from bitgate.parity.bundle_format import (
+    AGAIN,
     COMPLETE,
     DIGESTS,
     LAYOUT,
@@ -23,13 +24,13 @@ from bitgate.parity.bundle_format import (
     LayoutLine,
     Manifest,
     Step,
+    TensorLine,
     TokensLine,
     View,
     read_value,
 )
+from bitgate.parity.bundle_storage import Storages, view_of
 from bitgate.parity.digests import digest
-
-AGAIN = "capture the bundle again, or copy it again from where it is whole"
 
 
 def check_files(folder: Path) -> str:
@@ -129,25 +130,32 @@ def check_tokens(manifest: Manifest, tokens: Sequence[TokensLine]) -> None:
 
 
 def check_tensors(
-    frames: Sequence[FrameLine],
-    layouts: Sequence[LayoutLine],
-    stored: set[int],
-    load: Callable[[View], torch.Tensor],
+    frames: Sequence[FrameLine], layouts: Sequence[LayoutLine], storages: Storages
 ) -> None:
     """The stored bytes are all referenced, all there, and have the recorded digests."""
-    checked: dict[tuple[object, ...], str] = {}
+    claims: dict[int, list[tuple[View, TensorLine, FrameLine]]] = {}
     for frame, layout in zip(frames, layouts, strict=True):
         for line, view in zip(frame.tensors, layout.views, strict=True):
-            if view.storage is None:
-                continue
-            place = (view.storage, view.start, view.dtype, view.shape, view.stride)
-            if place not in checked:
-                checked[place] = digest(load(view))
-            if checked[place] != line.meta.digest:
-                raise BundleError(
-                    f"{frame.boundary.key} at {frame.step}: tensor {view.tensor} has digest "
-                    f"{checked[place]}, {DIGESTS} says {line.meta.digest}; {AGAIN}"
-                )
-    unused = stored - {place[0] for place in checked}
+            if view.storage is not None:
+                claims.setdefault(view.storage, []).append((view, line, frame))
+    for number, claimed in sorted(claims.items()):
+        _check_storage(storages.load(number), claimed)
+    unused = sorted(storages.numbers - claims.keys())
     if unused:
-        raise BundleError(f"storages {sorted(map(str, unused))} belong to no frame; {AGAIN}")
+        raise BundleError(f"storages {unused} belong to no frame of {LAYOUT}; {AGAIN}")
+
+
+def _check_storage(
+    storage: torch.Tensor, claimed: Sequence[tuple[View, TensorLine, FrameLine]]
+) -> None:
+    """Every view of one storage has its digest; equal views are digested once."""
+    digests: dict[tuple[object, ...], str] = {}
+    for view, line, frame in claimed:
+        place = (view.start, view.dtype, view.shape, view.stride)
+        if place not in digests:
+            digests[place] = digest(view_of(view, storage))
+        if digests[place] != line.meta.digest:
+            raise BundleError(
+                f"{frame.boundary.key} at {frame.step}: tensor {view.tensor} has digest "
+                f"{digests[place]}, {DIGESTS} says {line.meta.digest}; {AGAIN}"
+            )
