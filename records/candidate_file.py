@@ -57,12 +57,19 @@ class Workloads:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GateSettings:
-    """How much the gates have to prove. `max_p` is a bound that must be reached, if any."""
+    """How much the gates have to prove. `max_p` is a bound that must be reached, if any.
+
+    `cases` changed inputs per workload, `repeats` of each, fresh `processes`, `boundaries` per
+    decode token, `timeout_s` per call.
+    """
 
     cases: int = 40
-    processes: int = 3
+    repeats: int = 2
+    processes: int = 5
+    boundaries: int = 87
     confidence: str = "0.95"
     max_p: str | None = None
+    timeout_s: int = 120
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

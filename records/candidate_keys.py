@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from decimal import Decimal
 from typing import Any, get_args
 
-from bitgate.records.types import Pairs, Regime, Tier
+from bitgate.records.types import Pairs, Tier
 
 Check = Callable[[Any], Any]
 
@@ -22,6 +22,12 @@ def _text(value: Any) -> str:
 def _count(value: Any) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise WrongValueError("a whole number of at least 1")
+    return value
+
+
+def _at_least_two(value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 2:
+        raise WrongValueError("a whole number of at least 2")
     return value
 
 
@@ -115,13 +121,17 @@ WORKLOADS: Mapping[str, Check] = {
     "cases": _texts,
 }
 GATES: Mapping[str, Check] = {
-    "cases": _count,
-    "processes": _count,
+    "cases": _at_least_two,
+    "repeats": _at_least_two,
+    "processes": _at_least_two,
+    "boundaries": _count,
+    "timeout_s": _count,
     "confidence": _probability,
     "max_p": _probability,
 }
 BENCH: Mapping[str, Check] = {
-    "regime": _one_of(*get_args(Regime)),
+    # in_graph needs a device with graphs; no stage times one yet.
+    "regime": _one_of("cold", "warm"),
     "margin": _fraction,
     "rounds": _count,
     "processes": _count,

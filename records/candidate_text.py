@@ -88,12 +88,15 @@ dtype = "{dtype}"
 
 [gates]
 cases = 40                    # changed inputs per workload
-processes = 3                 # fresh processes that must repeat the bits
+# repeats = 2                 # of each input; tells a fixed change from a random one
+processes = 5                 # fresh processes that must repeat the bits
+# boundaries = 87             # calls per decode token, for the bounds
+# timeout_s = 120             # the longest that one call may take
 confidence = 0.95             # of the bound on the failure probability
 # max_p = 0.01                # refuse to pass on a weaker bound than this
 
 [bench]
-regime = "warm"               # cold, warm or in_graph
+regime = "warm"               # or cold: caches are emptied before each sample
 margin = 0.01                 # a smaller relative difference counts as none
 rounds = 60                   # coin-flipped pairs; stops early once a claim stands
 processes = 5                 # fresh processes that the rounds are spread over
