@@ -1,0 +1,126 @@
+"""`bitgate kernels`: what there is to compute with, and what this node's arithmetic does."""
+
+import json
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.markup import escape
+
+from bitgate.records.console import console, table
+from bitgate.records.errors import UsageError
+
+if TYPE_CHECKING:
+    from bitgate.kernels.spec import Implementation, Kernel
+
+app = typer.Typer(no_args_is_help=True, help="Operators, implementations, probes, compile checks.")
+
+_Json = Annotated[bool, typer.Option("--json", help="Print JSON only.")]
+
+
+@app.command("list")
+def list_command(*, as_json: _Json = False) -> None:
+    """Every implementation, by operator."""
+    from bitgate.kernels.catalogue import KERNELS
+
+    found = [one for kernel in KERNELS for one in kernel.implementations]
+    if as_json:
+        print(json.dumps([asdict(one) for one in found]))
+        return
+    shown = table("implementations", "operator", "name", "contract", "tier", "devices", "what")
+    for one in found:
+        shown.add_row(one.op, one.name, one.contract, one.tier, " ".join(one.devices), one.summary)
+    console().print(shown)
+
+
+@app.command()
+def show(
+    name: Annotated[str, typer.Argument(help="An operator or an implementation.")],
+    *,
+    as_json: _Json = False,
+) -> None:
+    """One operator or one implementation, with everything that a candidate has to match."""
+    from bitgate.kernels.catalogue import KERNELS
+
+    kernels = {one.op: one for one in KERNELS}
+    implementations = {one.name: one for kernel in KERNELS for one in kernel.implementations}
+    if name in kernels:
+        facts = _kernel_facts(kernels[name])
+    elif name in implementations:
+        facts = _implementation_facts(implementations[name])
+    else:
+        raise UsageError(
+            f"unknown operator or implementation {name!r}; operators: {', '.join(kernels)}; "
+            f"implementations: {', '.join(implementations)}"
+        )
+    if as_json:
+        print(json.dumps(facts))
+        return
+    shown = table(name, "what", "value")
+    for key, value in facts.items():
+        lines = value if isinstance(value, list) else [value]
+        shown.add_row(key, escape("\n".join(_line(line) for line in lines)))
+    console().print(shown)
+
+
+@app.command()
+def probe(
+    device: Annotated[str, typer.Option("--device", help="cpu, cuda or xpu.")] = "cpu",
+    *,
+    as_json: _Json = False,
+) -> None:
+    """What the device's arithmetic really does: contraction, subnormals, rounding, exp."""
+    from bitgate.kernels.probes import run
+
+    answers = run(device)
+    if as_json:
+        print(json.dumps(dict(answers)))
+        return
+    shown = table(f"probes of {device}", "question", "answer")
+    for question, answer in answers:
+        shown.add_row(question, escape(answer))
+    console().print(shown)
+
+
+def _line(value: Any) -> str:
+    if isinstance(value, dict):
+        return "  ".join(f"{key}={part}" for key, part in value.items())
+    return str(value)
+
+
+def _kernel_facts(kernel: "Kernel") -> dict[str, Any]:
+    return {
+        "operator": kernel.op,
+        "summary": kernel.summary,
+        "tensors": [
+            {
+                "name": spec.name,
+                "role": spec.role,
+                "dtype": spec.dtype,
+                "axes": f"[{', '.join(spec.axes)}]",
+            }
+            for spec in kernel.tensors
+        ],
+        "constants": dict(kernel.constants),
+        "references": dict(kernel.references),
+        "implementations": [one.name for one in kernel.implementations],
+        "suites": [
+            f"{suite}: {workload.key}"
+            for suite, workloads in kernel.suites.items()
+            for workload in workloads
+        ],
+        "integer_cases": [case.name for case in kernel.integer_cases()],
+    }
+
+
+def _implementation_facts(implementation: "Implementation") -> dict[str, Any]:
+    from bitgate.kernels.catalogue import contract
+
+    order = contract(implementation.contract)
+    return {
+        **asdict(implementation),
+        "devices": list(implementation.devices),
+        "contract_summary": order.summary,
+        "batch_invariant": order.batch_invariant,
+        "cross_device": order.cross_device,
+    }

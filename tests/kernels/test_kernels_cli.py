@@ -1,0 +1,64 @@
+"""`bitgate kernels`: lists, shows and probes, and says what it knows when a name is wrong."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from bitgate.kernels.catalogue import KERNELS
+from bitgate.kernels.cli import app
+from bitgate.records.errors import EnvironmentUnfit, UsageError
+
+NAMES = [one.name for kernel in KERNELS for one in kernel.implementations]
+
+
+def invoke(*arguments: str) -> Result:
+    return CliRunner().invoke(app, arguments)
+
+
+def test_list_names_every_implementation() -> None:
+    plain = invoke("list")
+    assert plain.exit_code == 0
+    found = json.loads(invoke("list", "--json").stdout)
+    assert [one["name"] for one in found] == NAMES
+    assert all(name in plain.stdout for name in NAMES)
+
+
+@pytest.mark.parametrize("op", [kernel.op for kernel in KERNELS])
+def test_show_an_operator(op: str) -> None:
+    facts = json.loads(invoke("show", op, "--json").stdout)
+    assert facts["operator"] == op
+    assert set(facts["implementations"]) <= set(NAMES)
+    plain = invoke("show", op).stdout
+    # Square brackets are no markup: they must reach the terminal.
+    assert f"default: {op}[" in plain
+    assert "axes=[tokens" in plain
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_show_an_implementation(name: str) -> None:
+    facts = json.loads(invoke("show", name, "--json").stdout)
+    assert facts["name"] == name
+    assert {"target", "contract", "batch_invariant", "cross_device"} <= set(facts)
+
+
+def test_show_an_unknown_name_lists_the_known_with_exit_code_two() -> None:
+    error = invoke("show", "moe_export").exception
+    assert isinstance(error, UsageError)
+    assert error.exit_code == 2
+    assert all(name in str(error) for name in (*NAMES, "moe_experts"))
+
+
+def test_probe_answers_for_the_processor() -> None:
+    answers = json.loads(invoke("probe", "--json").stdout)
+    assert answers["torch:contraction"] == "separate"
+    plain = invoke("probe", "--device", "cpu").stdout
+    assert "torch:bf16-tie" in plain
+    assert "nearest even" in plain
+
+
+def test_probe_of_an_absent_device_never_answers_for_another() -> None:
+    result = invoke("probe", "--device", "xpu")
+    assert isinstance(result.exception, EnvironmentUnfit)
+    assert "device xpu was asked for" in str(result.exception)
+    assert not result.stdout
