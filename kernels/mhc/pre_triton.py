@@ -60,7 +60,7 @@ def dot_sq_kernel(residual, fn, dot, sq, size):
 
 @triton.jit
 def comb_logit(dot, base, scale, token, live, inv, entry: tl.constexpr, zero):
-    """One entry of the comb part of `logits = mixes * factors + base`."""
+    """replay.affine for one entry of comb."""
     m: tl.constexpr = 8 + entry
     mix = tl.load(dot + token * MIXES + m, mask=live, other=0.0) * inv
     return fence(mix * tl.load(scale + 2), zero) + tl.load(base + m)
@@ -123,7 +123,7 @@ def finish_kernel(
         logit = fence(mix * tl.load(scale + 1), zero) + tl.load(base + 4 + i)
         tl.store(post + token * 4 + i, canonical(sigmoid(logit, zero) * post_mult), mask=live)
 
-    # `rows = logits[:, 8:24]`
+    # `logits = affine(dot * inv, scale, base); rows = logits[:, 8:24]`
     c00 = comb_logit(dot, base, scale, token, live, inv, 0, zero)
     c01 = comb_logit(dot, base, scale, token, live, inv, 1, zero)
     c02 = comb_logit(dot, base, scale, token, live, inv, 2, zero)

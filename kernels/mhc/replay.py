@@ -90,6 +90,12 @@ def normalise(c: Tensor, dim: int, eps: float) -> Tensor:
     return c / (sum_of_four(c, dim) + eps)
 
 
+def affine(mixes: Tensor, scale: Tensor, base: Tensor) -> Tensor:
+    """Mixes times the scale of their kind, rounded, plus base: [tokens, 24]."""
+    counts = torch.tensor([4, 4, 16], device=scale.device)
+    return mixes * scale.repeat_interleave(counts) + base
+
+
 def dot_sq(residual: Tensor, fn: Tensor) -> tuple[Tensor, Tensor]:
     """The projections of the flattened streams and their sum of squares.
 
@@ -137,9 +143,7 @@ def finish(
     """
     sink_eps = inner_eps(**constants)
     inv = 1.0 / sqrt(sq / float(size) + constants["rms_eps"])
-    mixes = dot * inv[:, None]
-    factors = scale.repeat_interleave(scale.new_tensor([4, 4, 16], dtype=torch.int64))
-    logits = mixes * factors + base
+    logits = affine(dot * inv[:, None], scale, base)
     pre = sigmoid(logits[:, 0:4]) + constants["hc_eps"]
     post = sigmoid(logits[:, 4:8]) * constants["post_mult"]
     rows = logits[:, 8:24].reshape(-1, STREAMS, STREAMS)
