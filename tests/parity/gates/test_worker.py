@@ -63,10 +63,10 @@ def inputs(seed: int = 0) -> dict[str, torch.Tensor]:
 
 
 @pytest.fixture(scope="module")
-def launch(toy, tmp_path_factory) -> Launch:
+def launch(kernel, tmp_path_factory) -> Launch:
     root = tmp_path_factory.mktemp("outside")
     (root / "habits.py").write_text(textwrap.dedent(HABITS))
-    return Launch(kernel=toy, target="habits:habits", root=root)
+    return Launch(kernel=kernel, target="habits:habits", root=root)
 
 
 @pytest.fixture(scope="module")
