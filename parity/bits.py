@@ -103,13 +103,13 @@ def compare_tensor(name: str, expected: torch.Tensor, actual: torch.Tensor) -> M
     tally = _Tally()
     offset = 0
     row = expected.shape[-1] if expected.dim() else 1
-    for left, right in _chunks(expected, actual):
+    for left, right in chunks(expected, actual):
         _count(tally, left, right, offset, row)
         offset += left.numel()
     return None if tally.first is None else _mismatch(name, expected, tally, row)
 
 
-def _chunks(left: torch.Tensor, right: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+def chunks(left: torch.Tensor, right: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Matching flat pieces of two tensors of one shape, in logical order, without a full copy."""
     if left.numel() <= CHUNK_ELEMENTS:
         if left.numel():
@@ -119,7 +119,7 @@ def _chunks(left: torch.Tensor, right: torch.Tensor) -> Iterator[tuple[torch.Ten
     for start in range(0, left.shape[0], rows):
         part, other = left[start : start + rows], right[start : start + rows]
         if part.numel() > CHUNK_ELEMENTS:
-            yield from _chunks(part[0], other[0])
+            yield from chunks(part[0], other[0])
         else:
             yield part.reshape(-1), other.reshape(-1)
 

@@ -42,6 +42,7 @@ def write_toy(
     weights: str = "b",
     keep_steps: int | None = None,
     steps: int = 3,
+    start: float = 0.0,
 ) -> Path:
     """Two chained boundaries over some steps; `change(boundary, step, outputs)` plants a fault."""
     plan = Plan(
@@ -58,7 +59,7 @@ def write_toy(
             rows = 2 if token == 0 else 1
             phase = "prefill" if token == 0 else "decode"
             with session.step(request=0, token=token, phase=phase):
-                x = torch.arange(1, 4 * rows + 1).float().reshape(rows, 4) + token
+                x = torch.arange(1, 4 * rows + 1).float().reshape(rows, 4) + token + start
                 for name, layer in (("scale", 0), ("attend", 0), ("scale", 1)):
                     y = {"y": x.bfloat16() * 3, "half": (x[:, :2] / 7)}
                     if change:
