@@ -1,6 +1,7 @@
 """All gates in their order, stopping at the first that does not pass."""
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -26,6 +27,8 @@ from bitgate.parity.worker import Worker, WorkerError, WorkerTimeout
 from bitgate.records.provenance import harness
 from bitgate.records.types import GateResult, Verdict, VerdictKind, Workload
 
+Keep = Callable[[str, GateResult], None]
+
 
 def _quiet(gate: str, done: int, total: int) -> None:
     """Report nothing."""
@@ -40,6 +43,7 @@ def run(  # noqa: PLR0913 - one keyword for each independent input
     put: Put,
     progress: Progress = _quiet,
     done: Done | None = None,
+    keep: Keep | None = None,
     launcher: Launcher = Worker,
 ) -> Verdict:
     """Judge a candidate.
@@ -52,6 +56,7 @@ def run(  # noqa: PLR0913 - one keyword for each independent input
         put: stores evidence, such as `Ledger.put`.
         progress: told (gate, done, total) as the work goes on.
         done: passed results of earlier runs by `identity_key`; they are not run again.
+        keep: told the `identity_key` and the result of each gate that was run, at once.
         launcher: starts a process with an implementation.
 
     Raises:
@@ -77,6 +82,8 @@ def run(  # noqa: PLR0913 - one keyword for each independent input
             key = identity_key(gate, subject, workloads=workloads, bundle=bundle, budget=budget)
             earlier = _usable(gate, (done or {}).get(key))
             results[gate.id] = earlier or _ask(session, gate)
+            if keep is not None and earlier is None:
+                keep(key, results[gate.id])
             if results[gate.id].outcome != "pass":
                 stopped = gate.id
     return _verdict(session, results)
