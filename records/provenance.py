@@ -4,6 +4,7 @@ What is recorded here decides which measurements may be compared, so each list b
 members are in it.
 """
 
+import getpass
 import importlib.metadata
 import os
 import platform
@@ -21,6 +22,7 @@ __all__ = [
     "switches",
     "variable",
     "process_environment",
+    "user",
     "end_of_life",
     "harness",
     "candidate",
@@ -107,6 +109,11 @@ def variable(name: str, default: str | None = None) -> str | None:
 def process_environment(changes: Mapping[str, str] | None = None) -> dict[str, str]:
     """The whole environment with `changes`, for starting a child process."""
     return {**os.environ, **(changes or {})}  # noqa: TID251 - the one place
+
+
+def user() -> str:
+    """Who is logged in, as the author of decisions."""
+    return getpass.getuser()
 
 
 def switches() -> Pairs:

@@ -169,7 +169,11 @@ class Measurement(Value):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lane(Value):
-    """A named kind of headline number on one node type, declared before a run counts in it."""
+    """A named kind of headline number on one node type, declared before a run counts in it.
+
+    `target` and `kill_criterion` are decimal strings in `unit`: the number to reach, and the least
+    saving per call over the lane's baseline for which a candidate is worth pursuing.
+    """
 
     id: str
     op: str
@@ -185,6 +189,10 @@ class Lane(Value):
     def __post_init__(self) -> None:
         require(bool(self.id), "Lane: the id is empty")
         require(self.op == self.workload.op, f"Lane {self.id}: op and workload disagree")
+        for name in ("target", "kill_criterion"):
+            text = getattr(self, name)
+            if text is not None:
+                require_decimal(text, f"Lane {self.id}: {name}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
