@@ -8,7 +8,7 @@ import typer
 from rich.markup import escape
 
 from bitgate.records.console import console, table
-from bitgate.records.errors import UsageError
+from bitgate.records.errors import Inconclusive, UsageError
 
 if TYPE_CHECKING:
     from bitgate.kernels.spec import Implementation, Kernel
@@ -80,6 +80,44 @@ def probe(
     for question, answer in answers:
         shown.add_row(question, escape(answer))
     console().print(shown)
+
+
+@app.command("compile-check")
+def compile_check(
+    arch: Annotated[str, typer.Option("--arch", help="sm_90, sm_100 or gfx942.")] = "sm_90",
+    *,
+    update: Annotated[
+        bool, typer.Option("--update", help="Commit what is found as the signature.")
+    ] = False,
+    as_json: _Json = False,
+) -> None:
+    """Do the Triton kernels compile to the committed instructions? Needs no GPU.
+
+    Exit code 0: all as committed; 1: something changed or broke a rule; 3: nothing to compare with.
+    """
+    from bitgate.kernels import compile_check as checks
+
+    if update:
+        path = checks.update(arch)
+        message = json.dumps({"arch": arch, "written": str(path)}) if as_json else f"wrote {path}"
+        print(message)
+        return
+    results = checks.check(arch)
+    if as_json:
+        print(json.dumps([asdict(one) for one in results]))
+    else:
+        shown = table(f"kernels compiled for {arch}", "kernel", "outcome", "reason")
+        for one in results:
+            shown.add_row(one.kernel, one.outcome, escape(one.reason))
+        console().print(shown)
+    raise typer.Exit(_exit_code([one.outcome for one in results]))
+
+
+def _exit_code(outcomes: list[str]) -> int:
+    if "fail" in outcomes:
+        return 1
+    # Without a single comparison nothing has passed.
+    return 0 if outcomes and set(outcomes) == {"pass"} else Inconclusive.exit_code
 
 
 def _line(value: Any) -> str:

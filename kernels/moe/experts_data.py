@@ -59,7 +59,7 @@ def make_inputs(workload: Workload, index: int) -> Tensors:
 def _route(stream: IntegerStream, tokens: int, experts: int, top_k: int) -> npt.NDArray[np.int64]:
     """Distinct experts per token [tokens, top_k], drawn without replacement by popularity."""
     rank = np.argsort(stream.words(experts), kind="stable")
-    popularity = 1 + 1024 // (1 + rank)
+    popularity = 1 + 1024 // (2 + rank)
     unused = min(experts // 8, experts - top_k)
     popularity[rank >= experts - unused] = 0
     remaining = np.tile(popularity.astype(np.int64), (tokens, 1))

@@ -28,7 +28,7 @@ def _workloads(shape: dict[str, int], tokens: tuple[int, ...], case: str) -> tup
     )
 
 
-_MODEL = {"hidden": 64, "intermediate": 64, "experts": 32, "top_k": 2}
+_MODEL = {"hidden": 64, "intermediate": 64, "experts": 64, "top_k": 2}
 _UNEVEN = {"hidden": 96, "intermediate": 40, "experts": 12, "top_k": 4}
 
 MOE_EXPERTS = Kernel(

@@ -1,12 +1,14 @@
 """`bitgate kernels`: lists, shows and probes, and says what it knows when a name is wrong."""
 
 import json
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner, Result
 
 from bitgate.kernels.catalogue import KERNELS
 from bitgate.kernels.cli import app
+from bitgate.kernels.compile_check import SignatureResult
 from bitgate.records.errors import EnvironmentUnfit, UsageError
 
 NAMES = [one.name for kernel in KERNELS for one in kernel.implementations]
@@ -62,3 +64,45 @@ def test_probe_of_an_absent_device_never_answers_for_another() -> None:
     assert isinstance(result.exception, EnvironmentUnfit)
     assert "device xpu was asked for" in str(result.exception)
     assert not result.stdout
+
+
+def result(outcome: str) -> SignatureResult:
+    return SignatureResult(
+        kernel=f"k-{outcome}", arch="sm_90", outcome=outcome, reason="fma [0 -> 12]"
+    )
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "code"),
+    [
+        (["pass", "pass"], 0),
+        (["pass", "fail", "inconclusive"], 1),
+        (["pass", "inconclusive"], 3),
+        ([], 3),
+    ],
+)
+def test_compile_check_passes_only_if_all_pass(
+    monkeypatch: pytest.MonkeyPatch, outcomes: list[str], code: int
+) -> None:
+    results = [result(outcome) for outcome in outcomes]
+    monkeypatch.setattr("bitgate.kernels.compile_check.check", lambda arch: results)
+    plain = invoke("compile-check", "--arch", "sm_90")
+    assert plain.exit_code == code
+    assert plain.stdout.count("fma [0 -> 12]") == len(outcomes)
+    listed = invoke("compile-check", "--json")
+    assert listed.exit_code == code
+    assert [one["outcome"] for one in json.loads(listed.stdout)] == outcomes
+
+
+def test_compile_check_update_says_what_it_wrote(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("bitgate.kernels.compile_check.update", lambda arch: tmp_path / arch)
+    written = json.loads(invoke("compile-check", "--update", "--json").stdout)
+    assert written == {"arch": "sm_90", "written": str(tmp_path / "sm_90")}
+
+
+def test_compile_check_of_an_unknown_architecture() -> None:
+    error = invoke("compile-check", "--arch", "sm_12").exception
+    assert isinstance(error, UsageError)
+    assert "sm_90" in str(error)
