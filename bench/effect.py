@@ -11,6 +11,7 @@ from fractions import Fraction
 import numpy as np
 
 from bitgate.bench.signs import Claim, claim, flips
+from bitgate.records.stats import median_ns, ratio_median
 from bitgate.records.types import Effect, Measurement, Pairs
 
 NULL_ROUNDS = 12
@@ -28,7 +29,8 @@ class EffectReport:
     `speedup` is the median over rounds of baseline / candidate (above 1: the candidate is faster),
     `ci_low` and `ci_high` its 95 % interval, `e_value` the two-sided stake at `rounds_used`,
     `e_same` the stake for equivalence there, `resolvable` the relative difference that this many
-    rounds of this noise resolve. `reasons` are (code, sentence) pairs; INVALID has at least one.
+    rounds of this noise resolve, `saving_ns` the median saving per call. `reasons` are (code,
+    sentence) pairs; INVALID has at least one.
     """
 
     effect: Effect
@@ -46,7 +48,8 @@ class EffectReport:
     def summary(self) -> str:
         """One line: the effect, the ratio with its interval, the stake and the rounds."""
         numbers = (
-            f"{self.effect}, {self.speedup}x (95 % CI {self.ci_low} to {self.ci_high}), "
+            f"{self.effect}, {_short(self.speedup)}x "
+            f"(95 % CI {_short(self.ci_low)} to {_short(self.ci_high)}), "
             f"e = {self.e_value} after {self.rounds_used} rounds"
         )
         return "; ".join([numbers, *(sentence for _, sentence in self.reasons)])
@@ -65,17 +68,17 @@ def effect(measurement: Measurement) -> EffectReport:
     log_ratios = np.log(np.array(measurement.baseline_ns) / np.array(measurement.candidate_ns))
     low, high = _interval(log_ratios, np.array(measurement.process), plan.order_seed)
     invalid = faults(measurement)
-    savings = np.array(measurement.baseline_ns) - np.array(measurement.candidate_ns)
+    pairs = (measurement.baseline_ns, measurement.candidate_ns)
     return EffectReport(
         effect="INVALID" if invalid else found.effect,
-        speedup=f"{np.exp(np.median(log_ratios)):.4f}",
-        ci_low=f"{np.exp(low):.4f}",
-        ci_high=f"{np.exp(high):.4f}",
+        speedup=ratio_median(*pairs),
+        ci_low=f"{np.exp(low):.6f}",
+        ci_high=f"{np.exp(high):.6f}",
         e_value=_stake_text(found.signs.e_value),
         e_same=_stake_text(found.signs.e_same),
         resolvable=_resolvable(log_ratios),
         rounds_used=found.rounds,
-        saving_ns=int(np.median(savings)),
+        saving_ns=median_ns([old - new for old, new in zip(*pairs, strict=True)]),
         reasons=invalid or _unclaimed(found, plan.rounds),
     )
 
@@ -197,6 +200,10 @@ def _resolvable(log_ratios: np.ndarray) -> str:
         return "1.0000"
     spread = float(np.std(log_ratios, ddof=1))
     return f"{_POWER_FACTOR * spread / np.sqrt(len(log_ratios)):.4f}"
+
+
+def _short(number: str) -> str:
+    return f"{float(number):.3f}"
 
 
 def _stake_text(stake: Fraction) -> str:

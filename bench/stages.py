@@ -1,0 +1,357 @@
+"""The stages of `bitgate run`: boundary, micro, served, promote or reject.
+
+No stage runs after a failure. Every workload of a run ends as one record, whatever happened; a lane
+changes only through the promotion policy, which judges what was stored.
+"""
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal, cast
+
+from bitgate.bench.effect import EffectReport, effect
+from bitgate.bench.findings import (
+    Finding,
+    StageOutcome,
+    fail_all,
+    judge,
+    lane_of,
+    micro_answer,
+    stop,
+)
+from bitgate.bench.process import ChildFailed
+from bitgate.bench.recheck import recheck
+from bitgate.bench.resolve import Job, environment_of, resolve
+from bitgate.bench.resume import RunState
+from bitgate.bench.session import Contest, Timed, measure
+from bitgate.bench.witness import TimingRefused
+from bitgate.kernels import probes
+from bitgate.parity import gates
+from bitgate.parity.gates.base import Progress
+from bitgate.records.candidate_file import CandidateFile
+from bitgate.records.chain import Entry
+from bitgate.records.clock import utc_now
+from bitgate.records.errors import Inconclusive, UsageError
+from bitgate.records.ledger import Ledger
+from bitgate.records.policy import PromotionRefused, promote
+from bitgate.records.provenance import harness
+from bitgate.records.types import (
+    Candidate,
+    Decision,
+    GateResult,
+    Record,
+    Verdict,
+    Workload,
+)
+from bitgate.records.writer import Writer
+
+Ending = Literal["promoted", "opened", "passed", "rejected", "inconclusive", "invalid"]
+
+_EXIT = {"pass": 0, "not-run": 0, "fail": 1, "inconclusive": 3, "unfit": 4}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """One stage's answer."""
+
+    name: str
+    outcome: StageOutcome
+    reason: str
+    seconds: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """How one workload ended: its record, and what the policy made of it."""
+
+    workload: Workload
+    entry: Entry[Record]
+    effect: EffectReport | None
+    ending: Ending
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunReport:
+    """A whole run; `rows` has one entry per workload."""
+
+    candidate: Candidate
+    verdict: Verdict
+    stages: tuple[Stage, ...]
+    rows: tuple[Row, ...]
+    reused: tuple[str, ...]
+
+    @property
+    def entries(self) -> list[Entry[Record]]:
+        """The ledger's entries of this run."""
+        return [row.entry for row in self.rows]
+
+    @property
+    def exit_code(self) -> int:
+        """0 unless a stage did not pass: 1 failed, 3 inconclusive, 4 unfit."""
+        return next((_EXIT[one.outcome] for one in self.stages if _EXIT[one.outcome]), 0)
+
+
+def run_candidate(
+    file: CandidateFile,
+    ledger: Ledger,
+    *,
+    author: str,
+    progress: Progress,
+    resume: bool = False,
+    open_lane: bool = False,
+) -> RunReport:
+    """Take a candidate through its stages and append one record per workload.
+
+    Args:
+        file: what to run.
+        ledger: where records, evidence and decisions go; beside it lies what `resume` reads.
+        author: who answers for the decisions.
+        progress: told (what, done, total) as the work goes on.
+        resume: use passed gates of an earlier run with the same identity again.
+        open_lane: without a baseline, make this candidate the first of its lanes.
+
+    Raises:
+        UsageError: the file names what is not there, or a retry lacks what its rejection asked for.
+        EnvironmentUnfit: this node cannot run it.
+    """
+    if open_lane and file.baseline is not None:
+        raise UsageError(
+            "--open-lane makes the candidate its lanes' first baseline: remove the baseline "
+            "from the file, or leave the option out"
+        )
+    job = resolve(file, ledger)
+    _require_reopening(job, ledger)
+    writer = ledger.writer()
+    if open_lane:
+        _declare(job, writer)
+    stages: list[Stage] = []
+    verdict, reused = _boundary(job, ledger, stages, resume=resume, progress=progress)
+    findings = _findings(job)
+    if verdict.passed:
+        _micro(job, ledger, findings, stages, progress)
+        stages.append(Stage(name="served", outcome="not-run", reason="not configured"))
+    else:
+        fail_all(findings, verdict)
+        stages.append(Stage(name="micro", outcome="not-run", reason="stopped at boundary"))
+        stages.append(Stage(name="served", outcome="not-run", reason="stopped at boundary"))
+    entries = _store(job, verdict, findings, writer)
+    rows = tuple(
+        _decide(finding, entry, writer, author=author, open_lane=open_lane)
+        for finding, entry in zip(findings, entries, strict=True)
+    )
+    stages.append(_promotion(rows))
+    return RunReport(
+        candidate=job.subject.candidate,
+        verdict=verdict,
+        stages=tuple(stages),
+        rows=rows,
+        reused=reused,
+    )
+
+
+def _findings(job: Job) -> list[Finding]:
+    return [
+        Finding(workload=one, lane=lane, baseline=baseline, outcome="passed", reason="")
+        for one, lane, baseline in zip(job.workloads, job.lanes, job.baselines, strict=True)
+    ]
+
+
+# --- boundary ------------------------------------------------------------------------------------
+
+
+def _require_reopening(job: Job, ledger: Ledger) -> None:
+    """A rejection that named what a retry needs is not overruled by trying again without it."""
+    if job.bundle is not None or not ledger.root.is_dir():
+        return
+    for entry in ledger.records():
+        record = entry.body
+        same = record.candidate.digest == job.subject.candidate.digest
+        if same and record.outcome == "rejected" and "G9" in record.reopen_requires:
+            raise UsageError(
+                f"record {entry.id[:12]} rejected this candidate ({record.reason}); a retry needs "
+                "G9 on captured tensors: name a bundle in [workloads]"
+            )
+
+
+def _boundary(
+    job: Job, ledger: Ledger, stages: list[Stage], *, resume: bool, progress: Progress
+) -> tuple[Verdict, tuple[str, ...]]:
+    started = time.monotonic()
+    state = RunState(ledger, job.subject.candidate.digest)
+    done = state.load() if resume else {}
+    asked: list[str] = []
+
+    def keep(key: str, result: GateResult) -> None:
+        asked.append(result.gate)
+        state.keep(key, result)
+
+    verdict = gates.run(
+        job.subject,
+        workloads=job.workloads,
+        bundle=job.bundle,
+        budget=job.budget,
+        put=ledger.put,
+        progress=progress,
+        done=done,
+        keep=keep,
+    )
+    passed = [result.gate for result in verdict.results if result.outcome == "pass"]
+    reused = tuple(gate for gate in passed if gate not in asked)
+    stages.append(_boundary_stage(verdict, reused, _seconds(started)))
+    return verdict, reused
+
+
+def _boundary_stage(verdict: Verdict, reused: tuple[str, ...], seconds: int) -> Stage:
+    failure = verdict.first_failure
+    if verdict.passed:
+        again = f"; used again from an earlier run: {', '.join(reused)}" if reused else ""
+        return Stage(
+            name="boundary", outcome="pass", reason=f"{verdict.kind}{again}", seconds=seconds
+        )
+    failed = failure is not None and failure.outcome == "fail"
+    reason = "no gate gave an answer" if failure is None else f"{failure.gate}: {failure.reason}"
+    outcome: StageOutcome = "fail" if failed else "inconclusive"
+    return Stage(name="boundary", outcome=outcome, reason=reason, seconds=seconds)
+
+
+# --- micro ---------------------------------------------------------------------------------------
+
+
+def _micro(
+    job: Job, ledger: Ledger, findings: list[Finding], stages: list[Stage], progress: Progress
+) -> None:
+    started = time.monotonic()
+    try:
+        for group in _by_baseline(findings):
+            _time_group(job, group, progress)
+    except TimingRefused as error:
+        mine = error.side == "C"
+        stop(findings, "rejected" if mine else "inconclusive", str(error))
+        outcome: StageOutcome = "fail" if mine else "inconclusive"
+        reason = str(error)
+    except (ChildFailed, Inconclusive) as error:
+        stop(findings, "inconclusive", str(error))
+        outcome, reason = "inconclusive", str(error)
+    else:
+        for finding in findings:
+            judge(finding, job, ledger)
+        outcome, reason = micro_answer(findings)
+    stages.append(Stage(name="micro", outcome=outcome, reason=reason, seconds=_seconds(started)))
+
+
+def time_only(
+    file: CandidateFile, ledger: Ledger, *, progress: Progress
+) -> list[tuple[Workload, Timed]]:
+    """Time without gates and without a record; every timed output is still verified."""
+    job = resolve(file, ledger)
+    findings = _findings(job)
+    for group in _by_baseline(findings):
+        _time_group(job, group, progress)
+    return [(one.workload, one.timed) for one in findings if one.timed is not None]
+
+
+def _by_baseline(findings: list[Finding]) -> Iterator[list[Finding]]:
+    """Workloads with one baseline are timed in the same processes."""
+    groups: dict[str, list[Finding]] = {}
+    for finding in findings:
+        digest = "" if finding.baseline is None else finding.baseline.candidate.digest
+        groups.setdefault(digest, []).append(finding)
+    yield from groups.values()
+
+
+def _time_group(job: Job, group: list[Finding], progress: Progress) -> None:
+    subject, rival = job.subject, group[0].baseline
+    contest = Contest(
+        subject=subject,
+        baseline_target=(rival.candidate if rival else subject.candidate).implementation,
+        baseline_root=rival.root if rival else subject.root,
+    )
+    timed = measure(
+        contest,
+        [finding.workload for finding in group],
+        job.plan,
+        timeout_s=job.file.bench.timeout_s,
+        progress=progress,
+    )
+    for finding, (_, result) in zip(group, timed, strict=True):
+        finding.timed = result
+        finding.effect = effect(result.measurement)
+        finding.notes += result.notes
+
+
+# --- records and decisions -----------------------------------------------------------------------
+
+
+def _declare(job: Job, writer: Writer) -> None:
+    """Declare the lanes before anything is measured in them."""
+    known = {entry.body.id for entry in writer.ledger.lanes()}
+    rows = [lane_of(job, one) for one in job.workloads]
+    writer.append_many([row for row in rows if row.id not in known])
+
+
+def _store(
+    job: Job, verdict: Verdict, findings: list[Finding], writer: Writer
+) -> list[Entry[Record]]:
+    """Append all records of the run, or none."""
+    environment = environment_of(job.subject, probes.run(job.subject.candidate.device))
+    tool, now = harness(), utc_now()
+    records = [
+        Record(
+            created_at=now,
+            lane=finding.lane,
+            candidate=job.subject.candidate,
+            baseline=None if finding.baseline is None else finding.baseline.candidate,
+            workload=finding.workload,
+            bundle_sha256=None if job.bundle is None else job.bundle.sha256,
+            environment=environment,
+            harness=tool,
+            verdict=verdict,
+            outcome=finding.outcome,
+            reason=finding.reason,
+            measurement=None if finding.timed is None else finding.timed.measurement,
+            effect=None if finding.effect is None else finding.effect.effect,
+            reopen_requires=finding.reopen_requires,
+            notes=tuple(sorted(finding.notes)),
+        )
+        for finding in findings
+    ]
+    return [cast("Entry[Record]", entry) for entry in writer.append_many(list(records))]
+
+
+def _decide(
+    finding: Finding, entry: Entry[Record], writer: Writer, *, author: str, open_lane: bool
+) -> Row:
+    ending: Ending = cast("Ending", finding.outcome)
+    reason = finding.reason
+    wins = finding.effect is not None and finding.effect.effect == "FASTER"
+    if finding.outcome == "passed" and (open_lane or (wins and finding.baseline is not None)):
+        try:
+            made = promote(writer, entry.id, recheck=recheck(), author=author, first=open_lane)
+            ending, reason = _ending(made), f"{finding.reason}; {made.reason}"
+        except PromotionRefused as error:
+            reason = f"{finding.reason}; {error}"
+    return Row(
+        workload=finding.workload,
+        entry=entry,
+        effect=finding.effect,
+        ending=ending,
+        reason=reason,
+    )
+
+
+def _ending(decision: Decision) -> Ending:
+    return "opened" if decision.kind == "opening-baseline" else "promoted"
+
+
+def _promotion(rows: tuple[Row, ...]) -> Stage:
+    counts: dict[str, int] = {}
+    for row in rows:
+        counts[row.ending] = counts.get(row.ending, 0) + 1
+    summary = ", ".join(f"{count} {ending}" for ending, count in counts.items())
+    changed = any(row.ending in {"promoted", "opened"} for row in rows)
+    return Stage(name="promote" if changed else "no promotion", outcome="pass", reason=summary)
+
+
+def _seconds(started: float) -> int:
+    return round(time.monotonic() - started)
