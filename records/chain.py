@@ -21,6 +21,7 @@ from bitgate.records.rows import Decision, Lane, Record
 
 Row = Lane | Record | Decision
 Kind = Literal["lane", "record", "decision"]
+R = TypeVar("R", bound=Row)
 R_co = TypeVar("R_co", bound=Row, covariant=True)
 
 HEAD = "head.json"
@@ -104,8 +105,8 @@ def kind_of(row: Row) -> Kind:
     return "record" if isinstance(row, Record) else "decision"
 
 
-def write_line(row: Row, header: Header) -> bytes:
-    """The stored bytes of a row, without the end of line.
+def write_entry(row: R, header: Header) -> tuple[bytes, Entry[R]]:
+    """The stored bytes of a row, without the end of line, and the entry that they hold.
 
     Raises:
         InvariantError: what would be written could not be read again as the same row.
@@ -116,7 +117,8 @@ def write_line(row: Row, header: Header) -> bytes:
     except FormatError as error:
         raise InvariantError(f"refused to write what cannot be read again: {error}") from None
     require(same, f"refused to write a {header.kind} that reads back as another")
-    return _OPEN + body + b"," + canonical(header)[1:]
+    line = _OPEN + body + b"," + canonical(header)[1:]
+    return line, _entry(row, header, line, body)
 
 
 def read_header(line: bytes) -> Header:
@@ -131,17 +133,7 @@ def read_entry(line: bytes) -> Entry[Row]:
     header = decode(Header, b"{" + line[end + 1 :])
     body = line[start:end]
     kind: type[Row] = {"lane": Lane, "record": Record, "decision": Decision}[header.kind]
-    return Entry(
-        schema=header.schema,
-        seq=header.seq,
-        prev=header.prev,
-        writer=header.writer,
-        created_at=header.created_at,
-        kind=header.kind,
-        body=decode(kind, body, schema=header.schema),
-        sha256=hashlib.sha256(line).hexdigest(),
-        id=hashlib.sha256(body).hexdigest(),
-    )
+    return _entry(decode(kind, body, schema=header.schema), header, line, body)
 
 
 def is_canonical(line: bytes, entry: Entry[Row]) -> bool:
@@ -156,7 +148,21 @@ def is_canonical(line: bytes, entry: Entry[Row]) -> bool:
         seq=entry.seq,
         writer=entry.writer,
     )
-    return write_line(entry.body, header) == line
+    return write_entry(entry.body, header)[0] == line
+
+
+def _entry(row: R, header: Header, line: bytes, body: bytes) -> Entry[R]:
+    return Entry(
+        schema=header.schema,
+        seq=header.seq,
+        prev=header.prev,
+        writer=header.writer,
+        created_at=header.created_at,
+        kind=header.kind,
+        body=row,
+        sha256=hashlib.sha256(line).hexdigest(),
+        id=hashlib.sha256(body).hexdigest(),
+    )
 
 
 def _body_span(line: bytes) -> tuple[int, int]:

@@ -12,6 +12,7 @@ plain JSON of a row from the format before it; rows keep the bytes with which th
 """
 
 import hashlib
+import json
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 from functools import cache
@@ -47,7 +48,16 @@ def canonical(value: Value) -> bytes:
     Raises:
         InvariantError: something in it has no exact JSON form, such as a float.
     """
-    return rfc8785.dumps(_plain(value, type(value).__name__))
+    plain = _plain(value, type(value).__name__)
+    # Without floats and with ASCII keys, this is RFC 8785 byte for byte (a test compares the two),
+    # in a tenth of the time that the general encoder takes.
+    text = json.dumps(plain, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise InvariantError(
+            f"{type(value).__name__}: text that UTF-8 cannot hold: {error}"
+        ) from None
 
 
 def content_id(value: Value) -> str:

@@ -36,8 +36,10 @@ def append_bytes(path: Path, data: bytes) -> int:
     return size
 
 
-def replace_file(path: Path, data: bytes, *, suffix: str = ".tmp") -> None:
+def replace_file(path: Path, data: bytes, *, suffix: str = ".tmp", sync_name: bool = True) -> None:
     """Give a file new content in one step; a crash leaves the old content or the new.
+
+    Without `sync_name` the old content may come back after a power failure.
 
     Raises:
         EnvironmentUnfit: it did not work; the file is as it was.
@@ -51,7 +53,8 @@ def replace_file(path: Path, data: bytes, *, suffix: str = ".tmp") -> None:
         finally:
             os.close(handle)
         temporary.replace(path)
-        sync_directory(path.parent)
+        if sync_name:
+            sync_directory(path.parent)
     except OSError as error:
         temporary.unlink(missing_ok=True)
         raise unfit(error, path, len(data)) from error

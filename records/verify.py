@@ -96,20 +96,29 @@ def _look(stored: Stored, *, strict: bool) -> Facts:
     seq = prev = writer = fault = None
     evidence: tuple[Evidence, ...] = ()
     try:
-        header = read_header(stored.data)
-        seq, prev, writer = header.seq, header.prev, header.writer
         entry = read_entry(stored.data)
+    except FormatError as error:
+        fault = str(error)
+        seq, prev, writer = _claims(stored.data)
+    else:
+        seq, prev, writer = entry.seq, entry.prev, entry.writer
         evidence = _evidence(entry)
         if strict and not is_canonical(stored.data, entry):
             fault = "it is not in canonical form (RFC 8785)"
-    except FormatError as error:
-        fault = str(error)
-        if not is_json(stored.data):
-            seq = prev = writer = None  # perhaps two lines that ran together: it says nothing
     if not stored.terminated:
         seq, fault = None, "its end of line is missing"
     sha256 = hashlib.sha256(stored.data).hexdigest()
     return Facts(stored.file, stored.line, sha256, seq, prev, writer, fault, evidence)
+
+
+def _claims(line: bytes) -> tuple[int | None, str | None, str | None]:
+    """The seq, prev and writer of a line whose body cannot be read."""
+    try:
+        header = read_header(line)
+    except FormatError:
+        return None, None, None
+    # Two lines that ran together show the header of the second.
+    return (header.seq, header.prev, header.writer) if is_json(line) else (None, None, None)
 
 
 def _evidence(entry: Entry[Row]) -> tuple[Evidence, ...]:

@@ -14,11 +14,10 @@ from bitgate.records.chain import (
     genesis,
     kind_of,
     make_head,
-    read_entry,
     read_head,
     read_header,
     segments,
-    write_line,
+    write_entry,
 )
 from bitgate.records.clock import utc_now
 from bitgate.records.codec import SCHEMA, FormatError, canonical
@@ -58,6 +57,7 @@ class Writer:
             count, prev, newest = self._tail()
             now = max(utc_now(), newest)
             lines: list[bytes] = []
+            entries: list[Entry[Row]] = []
             for row in rows:
                 header = Header(
                     created_at=now,
@@ -67,10 +67,12 @@ class Writer:
                     seq=count + len(lines) + 1,
                     writer=self.name,
                 )
-                lines.append(write_line(row, header))
-                prev = hashlib.sha256(lines[-1]).hexdigest()
+                line, entry = write_entry(row, header)
+                lines.append(line)
+                entries.append(entry)
+                prev = entry.sha256
             self._store(lines, make_head(count + len(lines), prev, self.name))
-        return [read_entry(line) for line in lines]
+        return entries
 
     def _tail(self) -> tuple[int, str, str]:
         """How many rows there are, the hash of the last, and its time."""
@@ -115,7 +117,8 @@ class Writer:
             raise
 
     def _write_head(self, head: Head) -> None:
-        replace_file(self._directory / HEAD, canonical(head) + b"\n")
+        # A head that is behind after a power failure is noted by verify and healed by an append.
+        replace_file(self._directory / HEAD, canonical(head) + b"\n", sync_name=False)
 
 
 def _last_line(file: Path) -> bytes | None:

@@ -28,6 +28,11 @@ def test_a_value_comes_back_from_canonical_bytes(op, axes, case):
     assert rfc8785.dumps(json.loads(data)) == data
 
 
+def test_text_that_utf8_cannot_hold_is_refused():
+    with pytest.raises(InvariantError, match="UTF-8"):
+        canonical(Workload(op="\ud800", axes=(), dtype="b"))
+
+
 def test_a_record_comes_back(make):
     record = make["record"](EVIDENCE, measurement=make["measurement"](), effect="FASTER")
     assert decode(Record, canonical(record)) == record

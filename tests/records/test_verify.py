@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bitgate.records.chain import HEAD, Header, genesis, make_head, read_entry, write_line
+from bitgate.records.chain import HEAD, Header, genesis, make_head, read_entry, write_entry
 from bitgate.records.codec import canonical
 from bitgate.records.errors import UsageError
 from bitgate.records.ledger import Ledger
@@ -35,7 +35,7 @@ def read_lines(chain: Path) -> list[bytes]:
     ]
 
 
-def write_lines(chain: Path, lines: list[bytes]) -> None:
+def write_entrys(chain: Path, lines: list[bytes]) -> None:
     """Put the lines into one file; where a line lies is not part of the chain."""
     for file in chain.glob("*.jsonl"):
         file.unlink()
@@ -55,14 +55,14 @@ def rewritten(line: bytes, **changes: object) -> bytes:
     names = ("created_at", "kind", "prev", "schema", "seq", "writer")
     facts = {name: getattr(entry, name) for name in names} | changes
     body = facts.pop("body", entry.body)
-    return write_line(body, Header(**facts))
+    return write_entry(body, Header(**facts))[0]
 
 
 def test_an_untouched_chain_verifies(ledger, chain):
     report = ledger.verify(strict=True)
     assert report.ok
     assert report.rows == ROWS
-    write_lines(chain, read_lines(chain))
+    write_entrys(chain, read_lines(chain))
     assert ledger.verify(strict=True).ok
 
 
@@ -85,7 +85,7 @@ def test_an_edited_line_is_named(ledger, chain, place, old, new):
     lines = read_lines(chain)
     assert old in lines[place - 1]
     lines[place - 1] = lines[place - 1].replace(old, new, 1)
-    write_lines(chain, lines)
+    write_entrys(chain, lines)
     found = first_break(ledger)
     assert (found.kind, found.line) == ("row", place)
 
@@ -94,7 +94,7 @@ def test_any_edited_byte_of_any_line_is_named(ledger, chain):
     original = read_lines(chain)
     stream = b"".join(line + b"\n" for line in original)
     starts = [sum(len(line) + 1 for line in original[:place]) for place in range(ROWS)]
-    write_lines(chain, original)
+    write_entrys(chain, original)
     file = chain / "0001.jsonl"
 
     @given(position=st.integers(0, len(stream) - 1), flip=st.integers(1, 255))
@@ -113,7 +113,7 @@ def test_any_edited_byte_of_any_line_is_named(ledger, chain):
 @pytest.mark.slow
 def test_every_single_byte_of_every_line(ledger, chain):
     original = read_lines(chain)
-    write_lines(chain, original)
+    write_entrys(chain, original)
     file = chain / "0001.jsonl"
     stream = file.read_bytes()
     place = 1
@@ -132,7 +132,7 @@ def test_every_single_byte_of_every_line(ledger, chain):
 def test_a_removed_line_is_a_gap(ledger, chain, place):
     lines = read_lines(chain)
     del lines[place - 1]
-    write_lines(chain, lines)
+    write_entrys(chain, lines)
     found = first_break(ledger)
     assert (found.kind, found.line, found.seq) == ("gap", place, place + 1)
     assert f"row {place} is missing" in found.message
@@ -147,7 +147,7 @@ def test_a_removed_file_is_a_gap(ledger, chain):
 
 @pytest.mark.parametrize("kept", range(ROWS))
 def test_removed_lines_at_the_end_are_a_tail(ledger, chain, kept):
-    write_lines(chain, read_lines(chain)[:kept])
+    write_entrys(chain, read_lines(chain)[:kept])
     found = first_break(ledger)
     assert found.kind == "tail"
     assert f"head.json says {ROWS} rows, found {kept}" in found.message
@@ -156,7 +156,7 @@ def test_removed_lines_at_the_end_are_a_tail(ledger, chain, kept):
 
 def test_a_last_line_cut_in_the_middle_is_a_tail(ledger, chain):
     lines = read_lines(chain)
-    write_lines(chain, lines)
+    write_entrys(chain, lines)
     file = chain / "0001.jsonl"
     size = file.stat().st_size
     for cut in (1, 2, 50, len(lines[-1])):
@@ -164,7 +164,7 @@ def test_a_last_line_cut_in_the_middle_is_a_tail(ledger, chain):
         found = first_break(ledger)
         assert (found.kind, found.line) == ("tail", ROWS)
         assert f"head.json says {ROWS} rows, found {ROWS - 1} and a part" in found.message
-        write_lines(chain, lines)
+        write_entrys(chain, lines)
 
 
 @pytest.mark.parametrize("size", [1, 40, 300])
@@ -187,7 +187,7 @@ def test_a_row_that_was_never_acknowledged_names_the_bytes_to_drop(ledger, chain
 def test_lines_that_changed_places_are_named(ledger, chain, one, other):
     lines = read_lines(chain)
     lines[one - 1], lines[other - 1] = lines[other - 1], lines[one - 1]
-    write_lines(chain, lines)
+    write_entrys(chain, lines)
     found = first_break(ledger)
     assert (found.kind, found.line, found.seq) == ("order", one, other)
     assert f"rows {one} and {other} changed places" in found.message
@@ -197,7 +197,7 @@ def test_lines_that_changed_places_are_named(ledger, chain, one, other):
 def test_a_duplicated_line_is_named(ledger, chain, which, before):
     lines = read_lines(chain)
     lines.insert(before - 1, lines[which - 1])
-    write_lines(chain, lines)
+    write_entrys(chain, lines)
     found = first_break(ledger)
     assert (found.kind, found.seq) == ("duplicate", which)
 
@@ -212,7 +212,7 @@ def test_an_inserted_line_is_named(ledger, chain, place, build):
         "garbage": lambda: b"{}",
     }
     lines.insert(place - 1, extra[build]())
-    write_lines(chain, lines)
+    write_entrys(chain, lines)
     found = first_break(ledger)
     if build == "altered copy":  # it claims to be row 3, as row 3 itself does
         assert (found.kind, found.line) == ("fork", 4 if place == 3 else place)
@@ -222,7 +222,7 @@ def test_an_inserted_line_is_named(ledger, chain, place, build):
 
 def test_a_line_added_at_the_end_must_continue_the_last(ledger, chain):
     lines = read_lines(chain)
-    write_lines(chain, [*lines, rewritten(lines[-1], seq=ROWS + 1, prev="0" * 64)])
+    write_entrys(chain, [*lines, rewritten(lines[-1], seq=ROWS + 1, prev="0" * 64)])
     found = first_break(ledger)
     assert (found.kind, found.line) == ("predecessor", ROWS + 1)
 
@@ -233,7 +233,7 @@ def test_an_edit_with_its_successor_repaired_still_fails(ledger, chain, repaired
     lines[repaired - 2] = rewritten(lines[repaired - 2], body=make["lane"](id="better"))
     edited = read_entry(lines[repaired - 2]).sha256
     lines[repaired - 1] = rewritten(lines[repaired - 1], prev=edited)
-    write_lines(chain, lines)
+    write_entrys(chain, lines)
     found = first_break(ledger)
     assert (found.kind, found.line) == ("row", repaired)
 
@@ -245,7 +245,7 @@ def rebuilt(lines: list[bytes], chain: Path, make) -> None:
         body = make["lane"](id="better") if place == 0 else read_entry(line).body
         lines[place] = rewritten(line, prev=prev, body=body)
         prev = read_entry(lines[place]).sha256
-    write_lines(chain, lines)
+    write_entrys(chain, lines)
     (chain / HEAD).write_bytes(canonical(make_head(ROWS, prev, "a")))
 
 
@@ -310,12 +310,12 @@ def test_two_clones_with_one_writer_id_are_a_fork(tmp_path, make):
     theirs.writer("a").append_many([make["lane"](id="theirs"), make["lane"](id="more")])
     mine, yours = read_lines(ours.root / "a"), read_lines(theirs.root / "a")
 
-    write_lines(ours.root / "a", [*mine, *yours[1:]])  # both kept, ours first
+    write_entrys(ours.root / "a", [*mine, *yours[1:]])  # both kept, ours first
     found = first_break(ours)
     assert (found.kind, found.seq) == ("fork", 2)
     assert "used by two clones" in found.message
 
-    write_lines(ours.root / "a", yours)  # their rows under our head
+    write_entrys(ours.root / "a", yours)  # their rows under our head
     found = first_break(ours)
     assert (found.kind, found.seq) == ("fork", 2)
 
@@ -328,7 +328,7 @@ def test_a_chain_under_another_name_does_not_verify(ledger, chain):
 def test_a_line_of_a_newer_format_is_a_schema_break(ledger, chain):
     lines = read_lines(chain)
     lines[-1] = rewritten(lines[-1], schema=2)
-    write_lines(chain, lines)
+    write_entrys(chain, lines)
     (chain / HEAD).write_bytes(canonical(make_head(ROWS, read_hash(lines[-1]), "a")))
     found = first_break(ledger)
     assert (found.kind, found.line) == ("schema", ROWS)
@@ -342,7 +342,7 @@ def read_hash(line: bytes) -> str:
 def test_only_strict_asks_for_canonical_form(ledger, chain):
     lines = read_lines(chain)
     lines[-1] = lines[-1].replace(b'"device":"cpu"', b'"device": "cpu"')
-    write_lines(chain, lines)
+    write_entrys(chain, lines)
     (chain / HEAD).write_bytes(canonical(make_head(ROWS, read_hash(lines[-1]), "a")))
     assert ledger.verify().ok
     found = first_break(ledger, strict=True)
