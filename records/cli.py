@@ -18,7 +18,7 @@ from bitgate.records.ledger import Ledger
 from bitgate.records.policy import Recheck, promote, reject
 from bitgate.records.provenance import user
 from bitgate.records.rows import Decision, Waiver
-from bitgate.records.tables import print_chains, print_record, print_records
+from bitgate.records.tables import print_chains, print_record, print_records, wide_console
 
 LedgerDir = Annotated[Path, typer.Option("--ledger", help="The ledger's directory.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON only.")]
@@ -54,7 +54,7 @@ def list_command(
     if as_json:
         _print_json([asdict(row) for row in rows])
     else:
-        print_records(console(), rows)
+        print_records(wide_console(), rows)
 
 
 def best_command(
@@ -93,7 +93,7 @@ def verify_command(
     if as_json:
         _print_json({"ok": report.ok, "rows": report.rows, **asdict(report)})
     else:
-        print_chains(console(), report)
+        print_chains(wide_console(), report)
     if report.breaks:
         first = report.breaks[0]
         where = f"{first.file}, line {first.line}" if first.line else first.file
@@ -161,7 +161,7 @@ def report_command(
     if as_json:
         _print_json({"report": str(out)})
     else:
-        console().print(f"wrote {out}", markup=False)
+        _say(f"wrote {out}")
 
 
 def head_command(ledger: LedgerDir = DEFAULT_LEDGER, as_json: AsJson = False) -> None:
@@ -171,7 +171,7 @@ def head_command(ledger: LedgerDir = DEFAULT_LEDGER, as_json: AsJson = False) ->
         _print_json([asdict(head) for head in heads])
     else:
         for head in heads:
-            console().print(f"{head.writer} {head.count} {head.sha256}", markup=False)
+            _say(f"{head.writer} {head.count} {head.sha256}")
 
 
 def schema_command() -> None:
@@ -187,7 +187,7 @@ def _show(ledger: Ledger, record: str, *, as_json: bool) -> None:
     if as_json:
         _print_json(views.as_json(entry, ledger))
     else:
-        print_record(console(), entry, ledger)
+        print_record(wide_console(), entry, ledger)
 
 
 def _writable(root: Path) -> Ledger:
@@ -213,7 +213,12 @@ def _tell(decision: Decision, *, as_json: bool) -> None:
         _print_json(asdict(decision))
     else:
         text = f"{decision.kind}: {decision.record_id[:12]} in {decision.lane}: {decision.reason}"
-        console().print(text, markup=False)
+        _say(text)
+
+
+def _say(line: str) -> None:
+    """One line, never folded: others may read it."""
+    console().print(line, markup=False, soft_wrap=True)
 
 
 def _print_json(value: Any) -> None:

@@ -4,15 +4,15 @@ from collections.abc import Iterable
 from itertools import groupby
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
+from bitgate.records.console import console, table
 from bitgate.records.ledger import Entry, Ledger, VerifyReport
 from bitgate.records.proof import Bound, GateResult, Mismatch
 from bitgate.records.rows import Record
 from bitgate.records.views import RecordView, attempts, timing
 
-_PLAIN_WIDTH = 220  # where the output is a file or a pipe, lines are not folded to a screen
+_PLAIN_WIDTH = 240
 
 
 def print_records(out: Console, rows: list[RecordView]) -> None:
@@ -148,9 +148,16 @@ def _facts(entry: Entry[Record], ledger: Ledger) -> list[tuple[str, str]]:
 def _print(
     out: Console, title: str, columns: tuple[str, ...], rows: Iterable[tuple[str, ...]]
 ) -> None:
-    table = Table(title=Text(title), title_justify="left", title_style="bold", box=None)
-    for column in columns:
-        table.add_column(column, overflow="fold")
+    out.print(Text(title, style="bold"), soft_wrap=True)
+    made = table("", *columns)
     for row in rows:
-        table.add_row(*(Text(cell) for cell in row))
-    out.print(table, width=None if out.is_terminal else _PLAIN_WIDTH)
+        made.add_row(*(Text(cell) for cell in row))
+    out.print(made)
+
+
+def wide_console() -> Console:
+    """A console for tables: where the output is a file or a pipe, cells are hardly ever folded."""
+    out = console()
+    if not out.is_terminal:
+        out.width = _PLAIN_WIDTH
+    return out
