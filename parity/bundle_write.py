@@ -68,13 +68,7 @@ class BundleWriter:
     """
 
     def __init__(self, path: Path, *, shard_bytes: int = SHARD_BYTES) -> None:
-        if path.exists() and (not path.is_dir() or any(path.iterdir())):
-            raise UsageError(
-                f"{path}: expected a directory that is absent or empty, found one in use; "
-                "name another with --out or remove it"
-            )
-        if not path.parent.is_dir():
-            raise UsageError(f"{path.parent}: expected a directory to write {path.name} into")
+        check_free(path)
         self.path = path
         self._shard_bytes = shard_bytes
         self._folder = path.parent / f".{path.name}.partial-{secrets.token_hex(4)}"
@@ -201,6 +195,17 @@ class BundleWriter:
         files = tuple(file_line(path) for path in sorted(self._folder.iterdir()))
         self._write(self._folder / COMPLETE, canonical(Complete(files=files)) + b"\n")
         self._folder.replace(self.path)
+
+
+def check_free(path: Path) -> None:
+    """Raise UsageError unless a bundle could be created at `path`."""
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise UsageError(
+            f"{path}: expected a directory that is absent or empty, found one in use; "
+            "name another with --out or remove it"
+        )
+    if not path.parent.is_dir():
+        raise UsageError(f"{path.parent}: expected a directory to write {path.name} into")
 
 
 def file_line(path: Path) -> FileLine:

@@ -92,6 +92,7 @@ def load_model(folder: Path, device: str) -> Any:
                 attn_implementation=EAGER,
                 experts_implementation=EAGER,
                 output_loading_info=True,
+                ignore_mismatched_sizes=True,  # reported below, with the others that are lacking
             )
         except (OSError, ValueError, RuntimeError, _shard_error()) as error:
             raise UsageError(f"{folder}: cannot load the checkpoint: {error}") from None

@@ -1,6 +1,6 @@
 """A small capture that tests can repeat, change and break."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -67,6 +67,15 @@ def write_toy(
                     tap(name, {"x": x}, layer=layer, out=y)
                     x = y["y"].float() + y["half"].sum()
     return out
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """Tiny models gain nothing from threads, and lose much to them on a busy machine."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="session")
