@@ -79,7 +79,7 @@ def load_model(folder: Path, device: str) -> Any:
 
     Raises:
         UsageError: the directory does not hold a whole checkpoint of a known model type.
-        EnvironmentUnfit: this version of transformers cannot run the plain implementations.
+        EnvironmentUnfit: transformers cannot run the plain implementations, or lacks a package.
     """
     model_type_of(folder)
     factory = transformers().AutoModelForCausalLM
@@ -94,6 +94,8 @@ def load_model(folder: Path, device: str) -> Any:
                 output_loading_info=True,
                 ignore_mismatched_sizes=True,  # reported below, with the others that are lacking
             )
+        except ImportError as error:
+            raise EnvironmentUnfit(f"{folder}: this checkpoint needs more: {error}") from None
         except (OSError, ValueError, RuntimeError, _shard_error()) as error:
             raise UsageError(f"{folder}: cannot load the checkpoint: {error}") from None
     lacking = sorted(report["missing_keys"]) + sorted(map(str, report["mismatched_keys"]))

@@ -88,7 +88,8 @@ def _extent(tensor: torch.Tensor) -> tuple[int, int]:
 
 def snapshot(item: Taken, group: int) -> Snapshot:
     """Digest a copy; the live tensor's values are not read. `group` is its alias group."""
-    copy, live = item.copy, item.live
+    live, span = item.live, item.span.cpu()
+    copy = dataclasses.replace(item, span=span).copy
     meta = TensorMeta(
         name=item.name,
         role=item.role,
@@ -97,14 +98,13 @@ def snapshot(item: Taken, group: int) -> Snapshot:
         stride=live.stride(),
         digest=digest(copy),
     )
-    finite = int(copy.to(torch.float64).isfinite().sum()) if copy.is_floating_point() else None
     return Snapshot(
         meta=meta,
-        finite=finite,
+        finite=int(copy.to(torch.float64).isfinite().sum()) if copy.is_floating_point() else None,
         offset=int(live.storage_offset()),
         alias_group=group,
         start=item.start,
-        span=item.span.cpu(),
+        span=span,
     )
 
 

@@ -6,11 +6,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from bitgate.kernels.catalogue import implementation, kernel
 from bitgate.kernels.loading import load
+from bitgate.parity.bits import raw_bytes
 from bitgate.parity.bundle import Bundle, Frame
 from bitgate.parity.capture import CaptureIncomplete, Declared, Origin, Plan, capture, tap
 from bitgate.parity.capture_checkpoint import (
@@ -24,6 +28,7 @@ from bitgate.parity.capture_load import Checkpoint, check_eager, load_model, loa
 from bitgate.parity.capture_prompts import Prompt, read_prompts
 from bitgate.parity.capture_transformers import Generation, capture_transformers
 from bitgate.parity.compare import compare_bundles, compare_tensors
+from bitgate.parity.digests import digest
 from bitgate.parity.taps import TAPS, taps_for
 from bitgate.parity.taps.spec import ModuleTap
 from bitgate.parity.tiny import build, prompts, tiny
@@ -279,6 +284,26 @@ def test_replaying_captured_inputs_gives_the_captured_outputs(captured: Bundle) 
     experts = next(frame for frame in frames if frame.op == "moe_experts")
     assert not replayed(hyper, sinkhorn_iters=2)
     assert not replayed(experts, swiglu_limit=0.01)
+
+
+@given(data=st.data())
+def test_any_flipped_bit_of_the_models_tensors_is_found(
+    captured: Bundle, data: st.DataObject
+) -> None:
+    frames = list(captured.frames())
+    frame = frames[data.draw(st.integers(0, len(frames) - 1), label="frame")]
+    tensors = frame.inputs() | frame.outputs()
+    name = data.draw(st.sampled_from(sorted(tensors)), label="tensor")
+    raw = raw_bytes(tensors[name]).copy()
+    at = data.draw(st.integers(0, raw.size - 1), label="byte")
+    raw[at] ^= 1 << data.draw(st.integers(0, 7), label="bit")
+    changed = torch.from_numpy(raw).view(tensors[name].dtype).reshape(tensors[name].shape)
+    comparison = compare_tensors("flip", tensors, tensors | {name: changed})
+    (mismatch,) = comparison.mismatches
+    assert (mismatch.tensor, mismatch.differing) == (name, 1)
+    index = np.unravel_index(at // tensors[name].element_size(), tensors[name].shape)
+    assert mismatch.first_index == tuple(map(int, index))
+    assert digest(changed) != frame.meta(name).digest
 
 
 def test_a_fault_in_one_module_is_named_as_the_culprit(
