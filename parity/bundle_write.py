@@ -96,11 +96,12 @@ class BundleWriter:
         trace: TracebackType | None,
     ) -> None:
         try:
-            with self._room(self._folder / DIGESTS, 0):
-                self._files.close()
             if kind is None:
+                self._files.close()
                 self._seal()
         finally:
+            with contextlib.suppress(OSError):  # a full disk says so once more on closing
+                self._files.close()
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def add(
@@ -167,6 +168,7 @@ class BundleWriter:
         line = canonical(value) + b"\n"
         with self._room(Path(file.name), len(line)):
             file.write(line)
+            file.flush()  # so that a full disk is met here, where what was needed is known
 
     def _write(self, path: Path, data: bytes) -> None:
         with self._room(path, len(data)):
@@ -179,11 +181,13 @@ class BundleWriter:
         except OSError as error:
             if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
                 raise
+            written = sum(file.stat().st_size for file in self._folder.iterdir())
             free = shutil.disk_usage(self._folder.parent).free
             raise EnvironmentUnfit(
-                f"{self.path}: no room on the disk for {path.name}, which needed {needed} bytes "
-                f"more ({free} are free); the partial bundle is removed. Free some room, name "
-                "another disk with --out, or keep the tensors of fewer steps"
+                f"{self.path}: no room on the disk for {path.name}: it needed {needed} bytes more "
+                f"beside {written} bytes of the bundle so far, {free} are free. The partial bundle "
+                "is removed. Free some room, name another disk with --out, or keep the tensors of "
+                "fewer steps"
             ) from None
 
     def _seal(self) -> None:
