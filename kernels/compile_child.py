@@ -106,7 +106,8 @@ def _signature(spec: dict[str, Any], arch: str) -> Counts:
     kernel: Any = load(spec["target"], root)
     constants = dict(spec["constants"])
     types = {name: kind.split(":")[0] for name, kind in spec["arguments"]}
-    aligned = {name for name, kind in spec["arguments"] if kind.endswith(":16")}
+    # In order: Triton keys its cache by the text of these, and a set has another one each time.
+    aligned = [name for name, kind in spec["arguments"] if kind.endswith(":16")]
     positions = {name: index for index, name in enumerate(kernel.arg_names)}
     target, counts = _target(arch)
     compiled = [

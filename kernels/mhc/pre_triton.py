@@ -113,17 +113,20 @@ def finish_kernel(
     mean = tl.div_rn(square, tl.full((BLOCK,), size, tl.float32))
     inv = tl.div_rn(tl.full((BLOCK,), 1.0, tl.float32), tl.sqrt_rn(mean + rms_eps))
 
-    # `pre = sigmoid(logits[:, 0:4]) + hc_eps; post = sigmoid(logits[:, 4:8]) * post_mult`
-    for i in tl.static_range(4):
-        mix = tl.load(dot + token * MIXES + i, mask=live, other=0.0) * inv
-        logit = fence(mix * tl.load(scale), zero) + tl.load(base + i)
-        tl.store(pre + token * 4 + i, canonical(sigmoid(logit, zero) + pre_eps), mask=live)
-    for i in tl.static_range(4):
-        mix = tl.load(dot + token * MIXES + 4 + i, mask=live, other=0.0) * inv
-        logit = fence(mix * tl.load(scale + 1), zero) + tl.load(base + 4 + i)
-        tl.store(post + token * 4 + i, canonical(sigmoid(logit, zero) * post_mult), mask=live)
+    # `logits = affine(dot * inv, scale, base)`, the first eight
+    m = tl.arange(0, 8)
+    mix = tl.load(dot + token[:, None] * MIXES + m[None, :], mask=live[:, None], other=0.0)
+    mix = mix * inv[:, None]
+    factor = tl.where(m < 4, tl.load(scale), tl.load(scale + 1))
+    logit = fence(mix * factor[None, :], zero) + tl.load(base + m)[None, :]
 
-    # `logits = affine(dot * inv, scale, base); rows = logits[:, 8:24]`
+    # `pre = sigmoid(logits[:, 0:4]) + hc_eps; post = sigmoid(logits[:, 4:8]) * post_mult`
+    gates = sigmoid(logit, zero)
+    out = token[:, None] * 4 + m[None, :]
+    tl.store(pre + out, canonical(gates + pre_eps), mask=live[:, None] & (m < 4)[None, :])
+    tl.store(post + out - 4, canonical(gates * post_mult), mask=live[:, None] & (m >= 4)[None, :])
+
+    # `rows = logits[:, 8:24]`
     c00 = comb_logit(dot, base, scale, token, live, inv, 0, zero)
     c01 = comb_logit(dot, base, scale, token, live, inv, 1, zero)
     c02 = comb_logit(dot, base, scale, token, live, inv, 2, zero)

@@ -3,6 +3,8 @@
 import triton
 import triton.language as tl
 
+from bitgate.kernels.mhc.device import sigmoid
+
 
 @triton.jit
 def library_exp(x, out, block: tl.constexpr):
@@ -32,3 +34,15 @@ def written_fma(x, out, block: tl.constexpr):
 @triton.jit
 def no_such_name(x, out, block: tl.constexpr):
     tl.store(out + tl.arange(0, block), tl.no_such_function(x))
+
+
+@triton.jit
+def contract_sigmoid(x, out, zero, block: tl.constexpr):
+    at = tl.arange(0, block)
+    tl.store(out + at, sigmoid(tl.load(x + at), zero))
+
+
+@triton.jit
+def folded_sigmoid(x, out, block: tl.constexpr):
+    at = tl.arange(0, block)
+    tl.store(out + at, sigmoid(tl.load(x + at), 0))
