@@ -9,15 +9,20 @@ import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 
+import bitgate
 from bitgate.records.errors import UsageError
 from bitgate.records.proof import Pairs
+
+_OWN = Path(bitgate.__file__).parent.parent
 
 
 def source_closure(root: Path, module: str) -> Pairs:
     """(path below root, SHA-256) of the module and of each file below root that it imports.
 
-    Imports are followed transitively and into packages' ``__init__`` files; what lies outside of
-    `root` is a library and belongs to the environment.
+    Imports are followed transitively and into packages' ``__init__`` files, and into this package,
+    whose files are named ``bitgate/...``: a candidate that wraps one of its implementations is no
+    more than these files say. All else outside of `root` is a library and belongs to the
+    environment.
 
     Raises:
         UsageError: the module's file is not below root, or a file does not parse.
@@ -35,18 +40,23 @@ def source_closure(root: Path, module: str) -> Pairs:
                 data = path.read_bytes()
                 seen[path] = hashlib.sha256(data).hexdigest()
                 waiting.extend(_imports(path, name, data))
-    return tuple(
-        sorted((path.relative_to(root).as_posix(), digest) for path, digest in seen.items())
-    )
+    return tuple(sorted((_label(root, path), digest) for path, digest in seen.items()))
 
 
 def _file_of(root: Path, module: str) -> Path | None:
-    """The file of a module below root; a package's is its ``__init__``."""
-    base = root.joinpath(*module.split("."))
-    for path in (base / "__init__.py", base.with_name(base.name + ".py")):
-        if module and path.is_file():
-            return path
+    """The file of a module below root, or of this package; a package's is its ``__init__``."""
+    parts = module.split(".")
+    for folder in (root, _OWN) if parts[0] == bitgate.__name__ else (root,):
+        base = folder.joinpath(*parts)
+        for path in (base / "__init__.py", base.with_name(base.name + ".py")):
+            if module and path.is_file():
+                return path
     return None
+
+
+def _label(root: Path, path: Path) -> str:
+    """The path below root, or below the directory that holds this package."""
+    return path.relative_to(root if path.is_relative_to(root) else _OWN).as_posix()
 
 
 def _files_of(root: Path, module: str) -> Iterator[tuple[Path, str]]:

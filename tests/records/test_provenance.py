@@ -239,3 +239,12 @@ def test_mapped_libraries_are_known_by_content(tmp_path):
 
 def test_this_process_maps_its_c_library():
     assert mapped_libraries(names=("libc.", "ld-")) != ()
+
+
+def test_a_wrapped_implementation_of_ours_belongs_to_the_closure(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "from bitgate.kernels.moe.experts import experts_sorted\nrun = experts_sorted\n"
+    )
+    names = [name for name, _ in source_closure(tmp_path, "mine")]
+    assert "mine.py" in names
+    assert "bitgate/kernels/moe/experts.py" in names
