@@ -14,6 +14,7 @@ from pathlib import Path
 
 from bitgate.records.closure import source_closure
 from bitgate.records.identity import candidate_digest, harness
+from bitgate.records.libraries import mapped_libraries
 from bitgate.records.proof import Pairs, Tier
 from bitgate.records.rows import Candidate, Environment
 
@@ -25,6 +26,7 @@ __all__ = [
     "user",
     "end_of_life",
     "harness",
+    "mapped_libraries",
     "candidate",
     "candidate_digest",
     "source_closure",
