@@ -4,6 +4,7 @@ The parent keeps references and statistics. Requests carry inputs, constants and
 answers carry raw outputs, the inputs that the call changed and the settings it left behind.
 """
 
+import fcntl
 import os
 import select
 import signal
@@ -126,6 +127,9 @@ class Worker:
             os.close(request_read)
             os.close(reply_write)
         os.set_blocking(self._requests, False)
+        for fd in (self._requests, self._replies):
+            with suppress(OSError):  # a smaller pipe is slower, not wrong
+                fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, _CHUNK_BYTES)
         self._deadline = time.monotonic() + launch.start_timeout_s + _GRACE_S
         header = {
             "target": launch.target,
@@ -178,7 +182,7 @@ class Worker:
             "poison": poison,
             "timeout_s": self._launch.timeout_s,
         }
-        plain = {name: tensor.detach().contiguous().clone() for name, tensor in inputs.items()}
+        plain = _apart({name: tensor.detach().contiguous() for name, tensor in inputs.items()})
         self._deadline = time.monotonic() + self._launch.timeout_s + _GRACE_S
         self._write(wire.encode(header, plain))
 
@@ -275,6 +279,16 @@ class Worker:
         size = self._noise.seek(0, os.SEEK_END)
         self._noise.seek(max(0, size - _TAIL_BYTES))
         return self._noise.read().decode(errors="replace").strip() or "(none)"
+
+
+def _apart(tensors: Tensors) -> Tensors:
+    """The same contents without shared memory, which the wire refuses."""
+    storages = [tensor.untyped_storage().data_ptr() for tensor in tensors.values()]
+    shared = {pointer for pointer in storages if storages.count(pointer) > 1}
+    return {
+        name: tensor.clone() if tensor.untyped_storage().data_ptr() in shared else tensor
+        for name, tensor in tensors.items()
+    }
 
 
 def _part(

@@ -12,7 +12,7 @@ from bitgate.parity.gates.base import Runner
 from bitgate.parity.gates.evidence import EQUAL, Case, Pair
 from bitgate.parity.gates.session import Conditions, Session
 from bitgate.parity.instance import Placement
-from bitgate.parity.worker import CallFailed, Reply, WorkerDied
+from bitgate.parity.worker import CallFailed, Reply, WorkerDied, WorkerError
 from bitgate.records.types import Mismatch
 
 NOTHING = "none"
@@ -69,13 +69,30 @@ Expect = Callable[[Step, Tensors], Tensors]
 
 def observe(worker: Runner, step: Step, inputs: Tensors) -> Observation:
     """One call of the candidate; an exception or a death is an answer too, a timeout is not."""
+    return _finish(worker, _begin(worker, step, inputs))
+
+
+def _begin(worker: Runner, step: Step, inputs: Tensors) -> Observation | None:
+    """Start the call; an observation if it failed already."""
     try:
         worker.send(inputs, step.constants, placement=step.placement, poison=step.poison)
+    except (CallFailed, WorkerDied) as error:
+        return _no_answer(error)
+    return None
+
+
+def _finish(worker: Runner, begun: Observation | None) -> Observation:
+    if begun is not None:
+        return begun
+    try:
         reply = worker.receive()
     except (CallFailed, WorkerDied) as error:
-        return Observation(bits=f"{type(error).__name__}", reply=None, error=str(error))
-    bits = _bits(reply.outputs, reply.mutated, reply.settings)
-    return Observation(bits=bits, reply=reply)
+        return _no_answer(error)
+    return Observation(bits=_bits(reply.outputs, reply.mutated, reply.settings), reply=reply)
+
+
+def _no_answer(error: WorkerError) -> Observation:
+    return Observation(bits=type(error).__name__, reply=None, error=str(error))
 
 
 def sweep(
@@ -95,8 +112,10 @@ def sweep(
         for index, step in enumerate(steps):
             session.progress(gate, index, len(steps))
             inputs = step.inputs()
+            # The reference works while the candidate does, each in its own process.
+            begun = _begin(worker, step, inputs)
             expected = expect(step, inputs)
-            seen = observe(worker, step, inputs)
+            seen = _finish(worker, begun)
             case, found = judge(step, inputs, expected, seen, settings)
             cases.append(case)
             observed.append(seen.bits)
