@@ -10,6 +10,7 @@ import pytest
 
 from bitgate.records.identity import candidate_digest
 from bitgate.records.ledger import Ledger
+from bitgate.records.policy import PromotionRefused, promote
 from bitgate.records.types import (
     Bound,
     Candidate,
@@ -168,3 +169,70 @@ def make() -> dict[str, Callable[..., Any]]:
         "record": a_record,
         "lane": a_lane,
     }
+
+
+class Agreeing:
+    """A recheck that finds the evidence in order."""
+
+    def __init__(self, complaints=(), effect="FASTER"):
+        self.complaints = complaints
+        self.again = effect
+
+    def evidence(self, record, ledger):
+        assert all(ledger.get(result.evidence.sha256) for result in record.verdict.results)
+        return self.complaints
+
+    def effect(self, record):
+        return self.again
+
+
+class Bench:
+    """A ledger with one writer, and a lane that is open with the baseline `loop`."""
+
+    def __init__(self, ledger, evidence, make):
+        self.ledger, self.evidence, self.make = ledger, evidence, make
+        self.writer = ledger.writer("a")
+        self.loop = make["candidate"]("loop")
+        self.opening = self.store(candidate=self.loop)
+
+    def record(self, **changes):
+        return self.make["record"](self.evidence, **changes)
+
+    def store(self, **changes) -> str:
+        return self.writer.append(self.record(**changes)).id
+
+    def open(self, **changes):
+        return promote(
+            self.writer, self.opening, recheck=Agreeing(), author="ann", first=True, **changes
+        )
+
+    def claim(self, **changes):
+        timed = {
+            "baseline": self.loop,
+            "measurement": self.make["measurement"](),
+            "effect": "FASTER",
+            "created_at": "2999-01-31T12:00:00Z",
+        }
+        return self.record(**(timed | changes))
+
+    def promote(self, record, recheck=None, **changes):
+        stored = self.writer.append(record).id
+        return promote(self.writer, stored, recheck=recheck or Agreeing(), author="ann", **changes)
+
+    def missing(self, record, recheck=None, **changes) -> tuple[str, ...]:
+        before = len(list(self.ledger.decisions()))
+        with pytest.raises(PromotionRefused) as caught:
+            self.promote(record, recheck, **changes)
+        assert len(list(self.ledger.decisions())) == before
+        assert all(item in str(caught.value) for item in caught.value.missing)
+        return caught.value.missing
+
+
+@pytest.fixture
+def bench(ledger, evidence, make) -> Bench:
+    return Bench(ledger, evidence, make)
+
+
+@pytest.fixture
+def agreeing() -> type[Agreeing]:
+    return Agreeing
