@@ -134,7 +134,7 @@ def page(filled, tmp_path) -> Page:
 
 def test_every_part_is_there(page):
     for text in (
-        "The ledger holds: 6 rows in 1 chains",
+        "The ledger holds: 6 rows of 1 writer,",
         "mlp.experts/L0/c0/decode/r0",
         "first culprit",
         "expected 3f80, got 3f81; 1 of 8 elements differ, at most 1 ULP",
