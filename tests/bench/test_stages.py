@@ -1,0 +1,228 @@
+"""A candidate's way through the stages; most tests stand in for the gates, which are slow."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from bitgate.bench import stages
+from bitgate.bench.process import ChildFailed
+from bitgate.bench.resume import RunState
+from bitgate.bench.witness import TimingRefused
+from bitgate.parity.gates import ORDER
+from bitgate.records.errors import EnvironmentUnfit, Inconclusive, UsageError
+from bitgate.records.lanes import current_baseline
+from bitgate.records.types import Bound, GateResult, Verdict
+
+REQUIRED = ("G0", "G2", "G4", "G9", "G12")
+BOUND = Bound(unit="call", trials=60, failures=0, confidence="0.95", upper="0.0488")
+SLOW = """
+    import time
+    from bitgate.kernels.moe.experts import experts_loop
+
+    def run(**arguments):
+        time.sleep(0.004)
+        return experts_loop(**arguments)
+"""
+
+
+def result(gate, put, outcome="pass"):
+    passed = outcome == "pass"
+    return GateResult(
+        gate=gate,
+        version=1,
+        outcome=outcome,
+        reason="as planted",
+        compared=3 if passed else 0,
+        expected=3 if passed else 0,
+        evidence=put(gate.encode(), "text/plain") if passed else None,
+    )
+
+
+class Gates:
+    """Stands in for the gates; `findings` plants what a gate says instead of passing."""
+
+    def __init__(self):
+        self.findings = {}
+        self.asked = []
+
+    def run(self, subject, *, put, done, keep, **others):
+        results = {}
+        for gate in ORDER:
+            if gate not in REQUIRED:
+                results[gate] = result(gate, put, "not-run")
+                continue
+            key = f"{gate}/{subject.candidate.digest}"
+            results[gate] = done.get(key)
+            if results[gate] is None:
+                self.asked.append(gate)
+                results[gate] = self.findings.get(gate) or result(gate, put)
+                keep(key, results[gate])
+        stop = next((one for one in results.values() if one.outcome in {"fail", "blocked"}), None)
+        return Verdict(
+            kind="exact" if stop is None else stop.finding or "inconclusive",
+            required=REQUIRED,
+            results=tuple(results.values()),
+            bound=BOUND,
+            coverage="planted",
+        )
+
+
+class Trusting:
+    """A re-check that finds nothing; the real one needs the real gates' evidence."""
+
+    def evidence(self, record, ledger):
+        return ()
+
+    def effect(self, record):
+        return record.effect
+
+
+@pytest.fixture
+def gates(monkeypatch):
+    planted = Gates()
+    monkeypatch.setattr(stages.gates, "run", planted.run)
+    monkeypatch.setattr(stages, "recheck", Trusting)
+    return planted
+
+
+def test_from_an_opened_lane_to_a_promotion_and_a_slower_rejection(
+    write, go, ledger, folder, gates, answers_here
+):
+    opened = go(write("slow", SLOW), open_lane=True)
+    assert [row.ending for row in opened.rows] == ["opened"], opened.rows[0].reason
+    lane = opened.rows[0].entry.body.lane
+    assert opened.exit_code == 0
+
+    faster = go(write("same", baseline="promoted"))
+    row = faster.rows[0]
+    assert (row.ending, row.effect.effect) == ("promoted", "FASTER"), row.reason
+    assert current_baseline(ledger, lane).candidate.name == "same"
+    assert ("served", "not-run") in [(one.name, one.outcome) for one in faster.stages]
+
+    slower = go(write("slow", SLOW, baseline="promoted"))
+    row = slower.rows[0]
+    assert (row.ending, row.effect.effect) == ("rejected", "SLOWER"), row.reason
+    assert slower.exit_code == 1
+    assert current_baseline(ledger, lane).candidate.name == "same"
+
+    # The baseline must still be what was recorded.
+    (folder / "same.py").write_text((folder / "same.py").read_text() + "\n# edited\n")
+    with pytest.raises(UsageError, match=r"other sources here: same\.py"):
+        go(folder / "slow.toml")
+
+
+def test_a_saving_below_the_kill_criterion_is_rejected(write, go, gates, answers_here, settings):
+    write("slow", SLOW)
+    text = settings + "kill_below_saving_ns = 6000000000\n"
+    row = go(write("same", baseline="slow", settings=text)).rows[0]
+    assert (row.ending, row.effect.effect) == ("rejected", "FASTER")
+    assert "kill criterion asks for 6000000000" in row.reason
+
+
+def never(*arguments, **options):
+    raise AssertionError("nothing is timed after a failure")
+
+
+@pytest.mark.parametrize("finding", ["nondeterministic", "history-dependent"])
+def test_a_retry_needs_what_the_rejection_asked_for(
+    write, go, gates, monkeypatch, settings, finding
+):
+    monkeypatch.setattr(stages, "measure", never)
+    failed = replace(result("G4", None, "fail"), finding=finding, culprit="token 3")
+    gates.findings["G4"] = failed
+    report = go(write("same"))
+    assert report.rows[0].entry.body.reopen_requires == ("G9",)
+    assert report.rows[0].reason == f"{finding}: G4: as planted"
+    with pytest.raises(UsageError, match="a retry needs G9 on captured tensors"):
+        go(write("same", settings=settings.replace('bundle = "captured"', "")))
+
+
+def test_a_blocked_gate_is_inconclusive(write, go, gates, monkeypatch):
+    monkeypatch.setattr(stages, "measure", never)
+    gates.findings["G9"] = result("G9", None, "blocked")
+    report = go(write("same"))
+    assert (report.rows[0].ending, report.exit_code) == ("inconclusive", 3)
+
+
+def raising(error):
+    def measure(*arguments, **options):
+        raise error
+        yield
+
+    return measure
+
+
+@pytest.mark.parametrize(
+    ("error", "ending", "code"),
+    [
+        (TimingRefused("planted", side="C", code="output"), "rejected", 1),
+        (TimingRefused("planted", side="B", code="output"), "inconclusive", 3),
+        (ChildFailed("planted"), "inconclusive", 3),
+        (Inconclusive("planted"), "inconclusive", 3),
+    ],
+)
+def test_no_time_is_recorded_where_timing_failed(
+    write, go, gates, monkeypatch, error, ending, code
+):
+    monkeypatch.setattr(stages, "measure", raising(error))
+    report = go(write("same"))
+    row = report.rows[0]
+    assert (row.ending, report.exit_code, row.reason) == (ending, code, "planted")
+    assert row.entry.body.measurement is None
+    assert row.entry.body.verdict.passed
+
+
+def test_a_lane_that_is_not_open_is_named(write, go):
+    with pytest.raises(UsageError, match=r"not open.*--open-lane"):
+        go(write("same", baseline="promoted"))
+
+
+def test_opening_a_lane_excludes_a_baseline(write, go):
+    with pytest.raises(UsageError, match="--open-lane"):
+        go(write("same", baseline="promoted"), open_lane=True)
+
+
+def test_a_killed_run_goes_on_with_its_gates(write, go, ledger, folder, gates, monkeypatch):
+    path = write("same")
+    monkeypatch.setattr(stages, "measure", raising(KeyboardInterrupt()))
+    with pytest.raises(KeyboardInterrupt):
+        go(path)
+    assert list(ledger.records()) == []
+
+    monkeypatch.setattr(stages, "measure", raising(Inconclusive("planted")))
+    gates.asked.clear()
+    assert go(path, resume=True).reused == REQUIRED
+    assert gates.asked == []
+    # Without the option everything is asked again.
+    assert go(path).reused == ()
+    assert gates.asked == list(REQUIRED)
+
+    # One changed byte is another candidate: nothing is used again.
+    (folder / "same.py").write_text((folder / "same.py").read_text() + "\n")
+    assert go(path, resume=True).reused == ()
+
+
+def test_a_run_killed_between_two_gates_repeats_only_the_rest(write, go, gates, monkeypatch):
+    monkeypatch.setattr(stages, "measure", raising(Inconclusive("planted")))
+    path = write("same")
+    gates.findings["G9"] = result("G9", None, "blocked")
+    go(path)
+    gates.findings.clear()
+    gates.asked.clear()
+    assert "G9" not in go(path, resume=True).reused
+    assert gates.asked == ["G9"]
+
+
+def test_kept_results_without_their_evidence_are_not_used(write, go, ledger, gates, monkeypatch):
+    monkeypatch.setattr(stages, "measure", raising(Inconclusive("planted")))
+    go(write("same"))
+    file = next((ledger.root.parent / "runs").glob("*/gates.json"))
+    state = RunState(ledger, file.parent.name)
+    assert len(state.load()) == len(REQUIRED)
+    evidence = next(iter(json.loads(file.read_bytes()).values()))["evidence"]["sha256"]
+    (ledger.root / "objects" / evidence[:2] / evidence).write_bytes(b"edited")
+    assert len(state.load()) == len(REQUIRED) - 1
+    file.write_bytes(b"{")
+    with pytest.raises(EnvironmentUnfit, match="without --resume"):
+        state.load()
