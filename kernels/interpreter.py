@@ -29,7 +29,7 @@ except ModuleNotFoundError as error:
 
 __all__ = ["TESTED", "interpreting", "repair", "require_tested", "tl", "triton"]
 
-TESTED = ("3.7.1",)
+TESTED = ("3.7.1", "3.8.0", "3.9.0")
 
 Array = npt.NDArray[Any]
 

@@ -122,7 +122,7 @@ def test_agrees_with_torch_on_a_sweep_of_exponents() -> None:
 
 
 def test_an_untested_version_is_refused_and_told_what_was_tested() -> None:
-    with pytest.raises(EnvironmentUnfit, match=r"expected Triton 3\.7\.1.*got 9\.9\.9"):
+    with pytest.raises(EnvironmentUnfit, match=r"expected Triton 3\.7\.1 or .*got 9\.9\.9"):
         interpreter.require_tested("9.9.9")
     interpreter.require_tested(interpreter.TESTED[0])
 
