@@ -2,7 +2,8 @@
 
     {"schema": 1, "gate": "G9", "version": 1,
      "subject": {"candidate", "contract", "op", "reference", "workloads", "bundle"},
-     "expected": planned cases, "confidence": "0.95", "boundaries": 87, "unit": "..." or null,
+     "expected": planned cases, "confidence": "0.95", "boundaries": 87 or null,
+     "unit": what one trial is or null,
      "cases": [{"subject", "step": [request, token] or null, "class", "process": number or null,
                 "input": digest or null, "tensors": [{"name", "expected", "actual"}]}],
      "controls": [{"subject", "mutant", "seen"}]}
@@ -60,14 +61,18 @@ class Control:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Document:
-    """One gate's evidence. `unit` is what one trial of its bounds is; None: it has no bound."""
+    """One gate's evidence.
+
+    `unit` is what one trial of its bounds is (None: it has no bound), `boundaries` how many of them
+    make a decode token (None: a trial is no part of one).
+    """
 
     gate: str
     version: int
     subject: dict[str, Any]
     expected: int
     confidence: str
-    boundaries: int
+    boundaries: int | None
     unit: str | None
     cases: tuple[Case, ...]
     controls: tuple[Control, ...] = ()
@@ -90,7 +95,7 @@ class Document:
         if self.unit == PROCESS:
             return (clustered(self._by_process(failures), self.confidence),)
         single = bound(sum(failures), len(failures), self.unit, self.confidence)
-        return scaled(single, self.boundaries)
+        return (single,) if self.boundaries is None else scaled(single, self.boundaries)
 
     def _by_process(self, failures: list[int]) -> list[int]:
         totals: dict[int | None, int] = {}

@@ -9,6 +9,8 @@ from bitgate.parity.gates.session import Session
 from bitgate.parity.gates.sweep import Step, Sweep
 from bitgate.records.types import GateOutcome, GateResult
 
+BOUNDARY_UNITS = frozenset({"boundary execution", "captured boundary"})
+
 
 def document(
     session: Session,
@@ -19,7 +21,10 @@ def document(
     cases: tuple[Case, ...],
     controls: tuple[Control, ...] = (),
 ) -> Document:
-    """The evidence of one gate, named by its id and version, about this session's subject."""
+    """The evidence of one gate, named by its id and version, about this session's subject.
+
+    Bounds are scaled to tokens where the unit is a boundary's execution.
+    """
     subject = session.subject
     return Document(
         gate=gate[0],
@@ -34,7 +39,7 @@ def document(
         },
         expected=expected,
         confidence=session.budget.confidence,
-        boundaries=session.budget.boundaries,
+        boundaries=session.budget.boundaries if unit in BOUNDARY_UNITS else None,
         unit=unit,
         cases=cases,
         controls=controls,

@@ -24,7 +24,7 @@ from bitgate.parity.gates.g0_identity import changed_sources
 from bitgate.parity.gates.result import without_answer
 from bitgate.parity.gates.session import ReferenceUnfit, Session
 from bitgate.parity.worker import Worker, WorkerError, WorkerTimeout
-from bitgate.records.provenance import harness
+from bitgate.records.provenance import harness, source_closure
 from bitgate.records.types import GateResult, Verdict, VerdictKind, Workload
 
 Keep = Callable[[str, GateResult], None]
@@ -101,7 +101,11 @@ def identity_key(
     plain: dict[str, Any] = {
         "gate": [gate.id, gate.version],
         "candidate": subject.candidate.digest,
-        "reference": [subject.reference.name, subject.reference.target],
+        "reference": [
+            subject.reference.name,
+            subject.reference.target,
+            _reference_sources(subject),
+        ],
         "contract": asdict(subject.claims),
         "constants": {name: repr(value) for name, value in subject.constants.items()},
         "threads": subject.threads,
@@ -112,6 +116,14 @@ def identity_key(
         "harness": harness().source_sha256,
     }
     return hashlib.sha256(rfc8785.dumps(plain)).hexdigest()
+
+
+def _reference_sources(subject: Subject) -> list[list[str]]:
+    """Its files; those of this package are covered by the harness's own digest."""
+    if subject.reference_root is None:
+        return []
+    module = subject.reference.target.partition(":")[0]
+    return [list(pair) for pair in source_closure(subject.reference_root, module)]
 
 
 def _usable(gate: Gate, earlier: GateResult | None) -> GateResult | None:

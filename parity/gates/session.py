@@ -135,13 +135,16 @@ class Session:
 
 
 def child_environment(device: str, conditions: Conditions, switches: Pairs, threads: int) -> Pairs:
-    """The complete environment of a worker: this process's, with all that is varied set."""
-    changes = {
+    """The complete environment of a worker: this process's, its switches, and what is varied.
+
+    The conditions win over the switches: a gate that varies the hash seed must not be told another.
+    """
+    # On a processor Triton has no compiler of its own; its interpreter runs the same kernels.
+    device_default = {"TRITON_INTERPRET": "1"} if device == "cpu" else {}
+    varied = {
         "PYTHONHASHSEED": str(conditions.hash_seed),
         "MALLOC_PERTURB_": str(conditions.junk),
         "OMP_NUM_THREADS": str(conditions.threads or threads),
     }
-    if device == "cpu":
-        changes["TRITON_INTERPRET"] = "1"
-    pairs = tuple(process_environment(changes | dict(switches)).items())
+    pairs = tuple(process_environment(device_default | dict(switches) | varied).items())
     return pairs[::-1] if conditions.reverse else pairs

@@ -125,7 +125,7 @@ def test_the_identity_covers_what_the_answer_depends_on(full):
     others = [
         replace(subject, constants={"shift": 1.0}),
         replace(subject, threads=2),
-        replace(subject, reference=replace(subject.reference, target="other:run")),
+        replace(subject, reference=replace(subject.reference, target="toy_reference:other")),
         full.subject(FLIPPED),
     ]
     seen = {base, *(keys(full, other)["G4"] for other in others)}
