@@ -13,7 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from bitgate.records.errors import UsageError
+from bitgate.records.errors import BitgateError, UsageError
 
 
 def load(target: str, root: Path | None = None) -> Callable[..., Any]:
@@ -64,6 +64,9 @@ def _import(module_name: str, target: str, folder: Path | None) -> ModuleType:
         if error.name is not None and f"{module_name}.".startswith(f"{error.name}."):
             raise UsageError(_missing_module(module_name, target, folder)) from error
         raise UsageError(_failed_import(module_name, target, error)) from error
+    except BitgateError:
+        # Ours already says what is missing on this node, with the exit code for it.
+        raise
     except Exception as error:
         raise UsageError(_failed_import(module_name, target, error)) from error
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bitgate.kernels.loading import load
-from bitgate.records.errors import UsageError
+from bitgate.records.errors import EnvironmentUnfit, UsageError
 
 
 def write(root: Path, name: str, text: str) -> None:
@@ -116,3 +116,14 @@ def test_a_missing_import_of_the_module_is_not_blamed_on_the_module(root: Path) 
 def test_a_root_that_is_no_directory(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="is not a directory"):
         load("anything:run", tmp_path / "absent")
+
+
+def test_what_a_node_lacks_keeps_its_own_message_and_exit_code(root: Path) -> None:
+    write(
+        root,
+        "loading_unfit.py",
+        "from bitgate.records.errors import EnvironmentUnfit\n"
+        "raise EnvironmentUnfit('triton is missing')\n",
+    )
+    with pytest.raises(EnvironmentUnfit, match="triton is missing"):
+        load("loading_unfit:run", root)
