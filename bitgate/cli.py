@@ -8,11 +8,13 @@ from typing import Annotated
 import typer
 
 from bitgate import __version__
-from bitgate.bench import cli as bench_cli
-from bitgate.kernels import cli as kernels_cli
-from bitgate.parity import cli as parity_cli
-from bitgate.parity import gates_cli
-from bitgate.records import cli as records_cli
+from bitgate.bench.cli import app as bench_app
+from bitgate.bench.cli import new_candidate_command, run_command
+from bitgate.kernels.cli import app as kernels_app
+from bitgate.parity.cli import app as parity_app
+from bitgate.parity.cli import capture_command
+from bitgate.parity.gates_cli import app as gate_app
+from bitgate.records.cli import build_app
 from bitgate.records.console import console
 from bitgate.records.errors import BitgateError
 from bitgate.records.policy import Recheck
@@ -77,15 +79,15 @@ def demo(
     raise typer.Exit(run(out, as_json=as_json))
 
 
-app.command("run")(bench_cli.run_command)
-app.command("capture")(parity_cli.capture_command)
-new.command("candidate")(bench_cli.new_candidate_command)
+app.command("run")(run_command)
+app.command("capture")(capture_command)
+new.command("candidate")(new_candidate_command)
 app.add_typer(new, name="new")
-app.add_typer(kernels_cli.app, name="kernels")
-app.add_typer(parity_cli.app, name="parity")
-app.add_typer(gates_cli.app, name="gate")
-app.add_typer(bench_cli.app, name="bench")
-app.add_typer(records_cli.build_app(_recheck), name="records")
+app.add_typer(kernels_app, name="kernels")
+app.add_typer(parity_app, name="parity")
+app.add_typer(gate_app, name="gate")
+app.add_typer(bench_app, name="bench")
+app.add_typer(build_app(_recheck), name="records")
 
 
 def main() -> None:

@@ -94,8 +94,8 @@ def _node() -> Iterator[Finding]:
     yield _finding("node", "python", "ok", platform.python_version())
     yield _finding("node", "system", "ok", platform.platform())
     free_gib = shutil.disk_usage(Path.cwd()).free / 2**30
-    low = "unfit" if free_gib < 1 else "ok"
-    yield _finding("node", "disk", low, f"{free_gib:.1f} GiB free here; a run needs about 1 GiB")
+    room: Status = "unfit" if free_gib < 1 else "ok"
+    yield _finding("node", "disk", room, f"{free_gib:.1f} GiB free here; a run needs about 1 GiB")
     compiler = shutil.which("g++") or shutil.which("clang++")
     yield _finding(
         "node",
