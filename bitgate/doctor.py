@@ -1,6 +1,5 @@
 """What this node can do, found out by trying; works without torch and says that it is missing."""
 
-import importlib.util
 import platform
 import re
 import shutil
@@ -122,10 +121,11 @@ def _packages() -> Iterator[Finding]:
 
 
 def _devices() -> Iterator[Finding]:
-    if importlib.util.find_spec("torch") is None:
-        yield _finding("device", "any", "unfit", "they are tried through torch; install it")
+    try:
+        from bitgate.kernels.devices import DEVICES
+    except ModuleNotFoundError as error:
+        yield _finding("device", "any", "unfit", f"they are tried through torch: {error}")
         return
-    from bitgate.kernels.devices import DEVICES
 
     for device in DEVICES:
         facts = device.probe()

@@ -37,7 +37,7 @@ def read_azure(path: Path) -> Iterator[Request]:
         rows = csv.DictReader(file)
         missing = [name for name in AZURE_COLUMNS if name not in (rows.fieldnames or ())]
         if missing:
-            raise UsageError(f"{path}, line 1: columns {missing} are missing, got {rows.fieldnames}")
+            raise UsageError(f"{path}, line 1: columns {missing} missing, got {rows.fieldnames}")
         first_ns = last_ns = None
         for number, row in enumerate(rows):
             where = f"{path}, line {number + 2}"

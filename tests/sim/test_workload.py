@@ -1,3 +1,4 @@
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -50,4 +51,4 @@ def test_a_missing_trace_is_refused(tmp_path):
 def test_the_published_conversation_trace_is_read_whole():
     requests = list(read_azure(AZURE))
     assert len(requests) == 19_366
-    assert all(a.arrival_ns <= b.arrival_ns for a, b in zip(requests, requests[1:], strict=False))
+    assert all(a.arrival_ns <= b.arrival_ns for a, b in pairwise(requests))
