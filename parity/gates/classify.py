@@ -13,9 +13,8 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 
-from bitgate.parity.gates.base import Runner
 from bitgate.parity.gates.session import Conditions, Session
-from bitgate.parity.gates.sweep import SWEEP, Failure, Step, observe
+from bitgate.parity.gates.sweep import SWEEP, Failure, Step, begin, finish, observe
 from bitgate.records.types import VerdictKind
 
 _OTHER_PROCESSES = (Conditions(hash_seed=1, junk=0x2A), Conditions(hash_seed=2, junk=0xD3))
@@ -36,15 +35,20 @@ def classify(
     Raises:
         WorkerTimeout: a replay did not answer.
     """
-    prefix = steps[: failure.index + 1]
+    prefix, step = steps[: failure.index + 1], steps[failure.index]
+    first, second = (replace(step, poison=poison) for poison in _POISONS)
     with ExitStack() as stack:
-        # All of them start before the first is awaited.
         replayer, *others = (
             stack.enter_context(session.candidate(conditions))
             for conditions in (SWEEP, *_OTHER_PROCESSES)
         )
+        # A first call may compile for long, so all processes work on theirs at the same time.
+        begun = [begin(other, first, first.inputs()) for other in others]
         again = [observe(replayer, step, step.inputs()).bits for step in prefix]
-        alone = [_alone(other, steps[failure.index]) for other in others]
+        alone = [
+            (finish(other, one).bits, observe(other, second, second.inputs()).bits)
+            for other, one in zip(others, begun, strict=True)
+        ]
     answers = [answer for process in alone for answer in process]
     if all(answer == failure.wrong for answer in answers) and again[-1] == failure.wrong:
         return "deterministic-mismatch", (
@@ -61,10 +65,3 @@ def classify(
         f"the same input gave {len({*answers, again[-1], failure.wrong})} different results in "
         f"{2 + len(alone)} processes"
     )
-
-
-def _alone(worker: Runner, step: Step) -> list[str]:
-    """The observations of one call and its repeats in a process that has called nothing else."""
-    return [
-        observe(worker, replace(step, poison=poison), step.inputs()).bits for poison in _POISONS
-    ]

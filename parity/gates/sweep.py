@@ -69,10 +69,10 @@ Expect = Callable[[Step, Tensors], Tensors]
 
 def observe(worker: Runner, step: Step, inputs: Tensors) -> Observation:
     """One call of the candidate; an exception or a death is an answer too, a timeout is not."""
-    return _finish(worker, _begin(worker, step, inputs))
+    return finish(worker, begin(worker, step, inputs))
 
 
-def _begin(worker: Runner, step: Step, inputs: Tensors) -> Observation | None:
+def begin(worker: Runner, step: Step, inputs: Tensors) -> Observation | None:
     """Start the call; an observation if it failed already."""
     try:
         worker.send(inputs, step.constants, placement=step.placement, poison=step.poison)
@@ -81,7 +81,8 @@ def _begin(worker: Runner, step: Step, inputs: Tensors) -> Observation | None:
     return None
 
 
-def _finish(worker: Runner, begun: Observation | None) -> Observation:
+def finish(worker: Runner, begun: Observation | None) -> Observation:
+    """The end of the call for which `begin` gave `begun`."""
     if begun is not None:
         return begun
     try:
@@ -113,9 +114,9 @@ def sweep(
             session.progress(gate, index, len(steps))
             inputs = step.inputs()
             # The reference works while the candidate does, each in its own process.
-            begun = _begin(worker, step, inputs)
+            begun = begin(worker, step, inputs)
             expected = expect(step, inputs)
-            seen = _finish(worker, begun)
+            seen = finish(worker, begun)
             case, found = judge(step, inputs, expected, seen, settings)
             cases.append(case)
             observed.append(seen.bits)

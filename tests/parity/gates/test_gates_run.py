@@ -1,6 +1,8 @@
 """The order, the verdict, resuming, and the check at promotion."""
 
+import importlib
 import json
+import pkgutil
 from dataclasses import replace
 
 import pytest
@@ -8,7 +10,7 @@ import rfc8785
 
 from bitgate.parity import gates
 from bitgate.parity.bounds import bound
-from bitgate.parity.gates import GATES, ORDER, PLANNED, identity_key, recheck_evidence
+from bitgate.parity.gates import GATES, ORDER, PLANNED, Gate, identity_key, recheck_evidence
 from bitgate.records.provenance import environment, harness
 from bitgate.records.types import Record
 
@@ -38,6 +40,16 @@ def test_the_catalogue_is_complete_and_in_order():
     assert tuple(gate.id for gate in GATES) == RAN
     assert {gate.id for gate in GATES} | {gate.id for gate in PLANNED} == set(ORDER)
     assert all(gate.reason for gate in PLANNED)
+
+
+def test_no_gate_is_forgotten():
+    package = gates.__path__[0]
+    modules = [
+        importlib.import_module(f"bitgate.parity.gates.{found.name}")
+        for found in pkgutil.iter_modules([package])
+    ]
+    exported = {id(v): v for module in modules for v in vars(module).values() if type(v) is Gate}
+    assert sorted(gate.id for gate in exported.values()) == sorted(gate.id for gate in GATES)
 
 
 def test_an_unmutated_candidate_is_exact(full):
