@@ -53,18 +53,18 @@ class Bench:
 
     def answer(self, header: wire.Header, tensors: Tensors) -> tuple[wire.Header, Tensors]:
         """Serve one request: `warm` both sides, `calibrate` a call, or a `round` of samples."""
-        inputs = _by_call(tensors, header["calls"])
+        inputs = _by_slot(tensors)
         if header["kind"] == "warm":
             for function in self._sides.values():
-                self._stopwatch.take(function, inputs, header["constants"], settle=[])
+                self._stopwatch.take(function, inputs[0], header["constants"], settle=[])
             return {}, {}
         if header["kind"] == "calibrate":
-            return self._calibrate(inputs, header["constants"]), {}
+            return self._calibrate(inputs[0], header["constants"]), {}
         samples = [
-            self._stopwatch.take(self._sides[side], inputs, header["constants"], self._previous)
-            for side in header["sides"]
+            self._stopwatch.take(self._sides[side], mine, header["constants"], self._previous)
+            for side, mine in zip(header["sides"], inputs, strict=True)
         ]
-        self._previous = inputs[:1]
+        self._previous = inputs[0][:1]
         reply = {"samples": [_numbers(sample) for sample in samples], "settings": _settings()}
         return reply, _outputs(samples)
 
@@ -105,12 +105,13 @@ def main() -> int:
         connection.send_bytes(wire.encode(reply, answers))
 
 
-def _by_call(tensors: Tensors, calls: int) -> list[Tensors]:
-    inputs: list[Tensors] = [{} for _ in range(calls)]
+def _by_slot(tensors: Tensors) -> list[list[Tensors]]:
+    """The inputs of each slot's calls; their names are slot/call/tensor."""
+    slots: dict[int, dict[int, Tensors]] = {}
     for key, tensor in tensors.items():
-        call, _, name = key.partition("/")
-        inputs[int(call)][name] = tensor
-    return inputs
+        slot, call, name = key.split("/", 2)
+        slots.setdefault(int(slot), {}).setdefault(int(call), {})[name] = tensor
+    return [[calls[call] for call in sorted(calls)] for _, calls in sorted(slots.items())]
 
 
 def _numbers(sample: Sample) -> dict[str, Any]:

@@ -1,8 +1,9 @@
 """The parent of a timing session: plans rounds, knows the right answers, keeps raw samples.
 
-Rounds go to several fresh processes in turn. In each, both sides run once on the same fresh
-contents, in the order that the declared seed gives, and every output that was timed comes back and
-is compared bit for bit with the reference, which runs in a process of its own.
+Rounds go to several fresh processes in turn. In each, both sides run once, in the order that the
+declared seed gives, on contents that nobody has seen before: on shared contents the second slot
+would find its libraries prepared by the first. Every output that was timed comes back and is
+compared bit for bit with the reference, which runs in a process of its own.
 """
 
 import time
@@ -256,29 +257,24 @@ class _Session:
 
     def _ask(self, children: list[Child], kind: str) -> list[dict[str, Any]]:
         """Send the same fresh inputs to some children; their answers, which hold no samples."""
-        header = {"kind": kind, "calls": 1, "constants": dict(self._subject.constants)}
-        flat = _flat(self._inputs(1))
+        header = {"kind": kind, "constants": dict(self._subject.constants)}
+        flat = _flat([self._inputs(1)])
         for child in children:
             child.send(header, flat)
         return [child.receive()[0] for child in children]
 
     def _round(self, process: int, first: str, sides: tuple[str, str]) -> _Round:
         """Time both sides once; `first` is 'B' where the baseline's slot comes first."""
-        child, calls, kernel = (
-            self._children[process],
-            self._plan.calls_per_sample,
-            self._subject.kernel,
-        )
-        number = self._used
-        inputs = self._inputs(calls)
+        child, calls = self._children[process], self._plan.calls_per_sample
+        kernel, number = self._subject.kernel, self._used
+        inputs = [self._inputs(calls) for _ in sides]
         expected = [
-            self._references.expected(f"{self._workload.key}#timed-{number + call}", given)
-            for call, given in enumerate(inputs)
+            [self._expected(number + slot * calls + call, one) for call, one in enumerate(given)]
+            for slot, given in enumerate(inputs)
         ]
         slots = sides if first == "B" else sides[::-1]
         header = {
             "kind": "round",
-            "calls": calls,
             "constants": dict(self._subject.constants),
             "sides": slots,
         }
@@ -290,7 +286,8 @@ class _Session:
         for slot, (side, sample) in enumerate(zip(slots, samples, strict=True)):
             verify_conduct(kernel, side, sample, elapsed_ns)
             actual = _returned(tensors, slot, sample["outputs"])
-            verify_sample(kernel, f"{self._workload.key}#{number}", side, expected, actual)
+            subject = f"{self._workload.key}#{number + slot * calls}"
+            verify_sample(kernel, subject, side, expected[slot], actual)
         verify_settings(self._facts[process]["after"], answer["settings"], "a timed call")
         quarrels = [
             clock_quarrel(side, sample, self._facts[process]["gap_ns"])
@@ -305,6 +302,9 @@ class _Session:
             process=process,
             reason=next((quarrel for quarrel in quarrels if quarrel), None),
         )
+
+    def _expected(self, number: int, inputs: Tensors) -> Tensors:
+        return self._references.expected(f"{self._workload.key}#timed-{number}", inputs)
 
     def _inputs(self, calls: int) -> list[Tensors]:
         """Fresh contents for every call; no index is used twice in a session."""
@@ -328,13 +328,18 @@ def _discards(rounds: list[_Round]) -> tuple[Discard, ...]:
     )
 
 
-def _flat(inputs: list[Tensors]) -> Tensors:
-    """One dictionary for the wire; its tensors are contiguous and share no memory."""
-    return {
-        f"{call}/{name}": tensor.contiguous().clone()
-        for call, given in enumerate(inputs)
-        for name, tensor in given.items()
-    }
+def _flat(inputs: list[list[Tensors]]) -> Tensors:
+    """The slots' calls in one dictionary; its tensors are contiguous and share no memory."""
+    flat: Tensors = {}
+    used: set[int] = set()
+    for slot, calls in enumerate(inputs):
+        for call, given in enumerate(calls):
+            for name, tensor in given.items():
+                storage = tensor.untyped_storage().data_ptr()
+                whole = tensor.is_contiguous() and storage not in used
+                flat[f"{slot}/{call}/{name}"] = tensor if whole else tensor.contiguous().clone()
+                used.add(storage)
+    return flat
 
 
 def _returned(tensors: Tensors, slot: int, counts: list[int]) -> list[list[Any]]:

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from bitgate.bench import session
+from bitgate.bench.effect import NULL_ROUNDS
+from bitgate.bench.signs import flips
 from bitgate.bench.stages import RunReport, run_candidate
 from bitgate.kernels import catalogue, probes
 from bitgate.kernels.moe.experts import experts_loop
@@ -16,7 +18,8 @@ from bitgate.parity.bundle_format import ModelIdentity
 from bitgate.parity.capture import Declared, Origin, Plan, capture, tap
 from bitgate.records.candidate_file import load_candidate_file
 from bitgate.records.ledger import Ledger
-from bitgate.records.types import Environment, Harness, Workload
+from bitgate.records.types import Environment, Harness, Measurement, Workload
+from bitgate.records.types import Plan as TimingPlan
 
 AXES = {"experts": 4, "hidden": 8, "intermediate": 8, "tokens": 5, "top_k": 2}
 WORKLOAD = Workload(op="moe_experts", axes=tuple(AXES.items()), dtype="bfloat16")
@@ -153,8 +156,9 @@ class Answers:
 
 @pytest.fixture
 def answers_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Spares the reference's own process."""
+    """Spares the reference's own process, and most of the warm-up."""
     monkeypatch.setattr(session, "References", Answers)
+    monkeypatch.setattr(session, "WARM_ROUNDS", 2)
 
 
 def quiet(what: str, done: int, total: int) -> None:
@@ -182,3 +186,42 @@ def go(ledger: Ledger) -> Callable[..., RunReport]:
         )
 
     return go
+
+
+def fabricated(
+    baseline: list[int], candidate: list[int], *, processes: int = 5, **changes: Any
+) -> Measurement:
+    """A well-formed measurement whose A/A run has no difference."""
+    plan = {
+        "regime": "warm",
+        "rounds": len(baseline) + len(changes.get("discards", ())),
+        "processes": processes,
+        "calls_per_sample": 1,
+        "margin": "0",
+        "alpha": "0.05",
+        "order_seed": 3,
+    } | changes.pop("plan", {})
+    discards = changes.pop("discards", ())
+    dropped = {discard.round for discard in discards}
+    order = flips(plan["order_seed"], len(baseline) + len(discards))
+    fields = {
+        "plan": TimingPlan(**plan),
+        "timer": "test",
+        "resolution_ns": 40,
+        "baseline_ns": tuple(baseline),
+        "candidate_ns": tuple(candidate),
+        "order": "".join(side for i, side in enumerate(order) if i not in dropped),
+        "process": tuple(i % processes for i in range(len(baseline))),
+        "verified_outputs": 2 * (len(baseline) + len(discards)) * plan["calls_per_sample"],
+        "discards": discards,
+        "null_baseline_ns": tuple(10_000 + (-1) ** i for i in range(NULL_ROUNDS)),
+        "null_candidate_ns": (10_000,) * NULL_ROUNDS,
+        "null_order": flips(plan["order_seed"], NULL_ROUNDS, "null"),
+    }
+    return Measurement(**(fields | changes))
+
+
+@pytest.fixture(scope="session")
+def fabricate() -> Callable[..., Measurement]:
+    """Makes a measurement from two lists of samples."""
+    return fabricated

@@ -11,40 +11,9 @@ from hypothesis import strategies as st
 from bitgate.bench.effect import effect, faults
 from bitgate.bench.noise import Noise, pairs, run
 from bitgate.bench.signs import claim, flips, stake
-from bitgate.records.types import Discard, Measurement, Plan
+from bitgate.records.types import Discard, Measurement
 
 NULL = 12
-
-
-def measurement(baseline, candidate, *, processes=5, **changes) -> Measurement:
-    """A well-formed measurement whose A/A run has no difference."""
-    plan = {
-        "regime": "warm",
-        "rounds": len(baseline) + len(changes.get("discards", ())),
-        "processes": processes,
-        "calls_per_sample": 1,
-        "margin": "0",
-        "alpha": "0.05",
-        "order_seed": 3,
-    } | changes.pop("plan", {})
-    discards = changes.pop("discards", ())
-    dropped = {discard.round for discard in discards}
-    order = flips(plan["order_seed"], len(baseline) + len(discards))
-    fields = {
-        "plan": Plan(**plan),
-        "timer": "test",
-        "resolution_ns": 40,
-        "baseline_ns": tuple(baseline),
-        "candidate_ns": tuple(candidate),
-        "order": "".join(side for i, side in enumerate(order) if i not in dropped),
-        "process": tuple(i % processes for i in range(len(baseline))),
-        "verified_outputs": 2 * (len(baseline) + len(discards)) * plan["calls_per_sample"],
-        "discards": discards,
-        "null_baseline_ns": tuple(10_000 + (-1) ** i for i in range(NULL)),
-        "null_candidate_ns": (10_000,) * NULL,
-        "null_order": flips(plan["order_seed"], NULL, "null"),
-    }
-    return Measurement(**(fields | changes))
 
 
 def jitter(value: int, count: int = 20) -> list[int]:
@@ -126,8 +95,8 @@ def test_a_uniform_scale_is_always_found(baseline, factor):
         (jitter(20_000, 5), jitter(10_000, 5), "0.01", "INCONCLUSIVE"),
     ],
 )
-def test_the_effects(baseline, candidate, margin, expected):
-    report = effect(measurement(baseline, candidate, plan={"margin": margin}))
+def test_the_effects(baseline, candidate, margin, expected, fabricate):
+    report = effect(fabricate(baseline, candidate, plan={"margin": margin}))
     assert report.effect == expected
     assert float(report.ci_low) <= float(report.speedup) <= float(report.ci_high)
 
@@ -138,23 +107,23 @@ def test_ties_are_no_evidence_in_either_direction():
     assert found.signs.e_value == 1
 
 
-def test_the_interval_is_as_wide_as_the_processes_differ():
+def test_the_interval_is_as_wide_as_the_processes_differ(fabricate):
     baseline = [10_000] * 40
     candidate = [10_000 + (500 if i % 2 else -500) + i for i in range(40)]
-    blocked = effect(measurement(baseline, candidate, processes=2))
+    blocked = effect(fabricate(baseline, candidate, processes=2))
     assert float(blocked.ci_low) < 0.96
     assert float(blocked.ci_high) > 1.04
 
 
-def test_the_effect_is_a_function_of_the_measurement():
+def test_the_effect_is_a_function_of_the_fabricate(fabricate):
     baseline, candidate = pairs(Noise(), rounds=40, gain=0.02, generator=np.random.default_rng(1))
-    value = measurement(baseline, candidate)
+    value = fabricate(baseline, candidate)
     assert effect(value) == effect(value)
     assert effect(value).effect == "FASTER"
 
 
-def test_no_claim_before_every_process_had_its_say():
-    value = measurement(jitter(20_000), jitter(10_000), processes=2, process=(0,) * 15 + (1,) * 5)
+def test_no_claim_before_every_process_had_its_say(fabricate):
+    value = fabricate(jitter(20_000), jitter(10_000), processes=2, process=(0,) * 15 + (1,) * 5)
     assert effect(value).rounds_used == 16
 
 
@@ -166,8 +135,8 @@ def codes(value: Measurement) -> set[str]:
     return {code for code, _ in faults(value)}
 
 
-def test_a_clean_measurement_has_no_fault():
-    assert codes(measurement(jitter(20_000), jitter(10_000))) == set()
+def test_a_clean_measurement_has_no_fault(fabricate):
+    assert codes(fabricate(jitter(20_000), jitter(10_000))) == set()
 
 
 @pytest.mark.parametrize(
@@ -184,18 +153,18 @@ def test_a_clean_measurement_has_no_fault():
         ({"plan": {"rounds": 19}}, "rounds"),
     ],
 )
-def test_a_planted_fault_is_named_and_invalid(changes, code):
-    value = measurement(jitter(20_000), jitter(10_000), **changes)
+def test_a_planted_fault_is_named_and_invalid(changes, code, fabricate):
+    value = fabricate(jitter(20_000), jitter(10_000), **changes)
     assert codes(value) == {code}
     assert effect(value).effect == "INVALID"
 
 
-def test_discards_are_kept_with_their_reason_and_most_discarded_is_invalid():
+def test_discards_are_kept_with_their_reason_and_most_discarded_is_invalid(fabricate):
     dropped = tuple(
         Discard(round=i, baseline_ns=1, candidate_ns=1, reason="clocks") for i in range(21)
     )
-    assert codes(measurement(jitter(20_000), jitter(10_000), discards=dropped)) == {"discards"}
-    assert codes(measurement(jitter(20_000), jitter(10_000), discards=dropped[:3])) == set()
+    assert codes(fabricate(jitter(20_000), jitter(10_000), discards=dropped)) == {"discards"}
+    assert codes(fabricate(jitter(20_000), jitter(10_000), discards=dropped[:3])) == set()
 
 
 # --- how often it is wrong -----------------------------------------------------------------------

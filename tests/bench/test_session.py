@@ -18,9 +18,11 @@ from bitgate.records.types import Measurement, Plan, Workload
 KERNEL = catalogue.kernel("moe_experts")
 AXES = {"experts": 4, "hidden": 8, "intermediate": 8, "tokens": 5, "top_k": 2}
 WORKLOAD = Workload(op="moe_experts", axes=tuple(AXES.items()), dtype="bfloat16")
-HEAD = (
-    "import time, threading\nimport torch\nfrom bitgate.kernels.moe.experts import experts_loop\n"
-)
+HEAD = """
+import os, threading, time
+import torch
+from bitgate.kernels.moe.experts import experts_loop
+"""
 SAME = "def run(**a):\n    return experts_loop(**a)\n"
 SLOW = "def run(**a):\n    time.sleep(0.003)\n    return experts_loop(**a)\n"
 
@@ -104,15 +106,6 @@ def test_a_lasting_difference_stops_early_and_is_faster(run):
 
 
 CHEATS = {
-    "returns what it computed before": (
-        """
-        KEPT = []
-        def run(**a):
-            KEPT[:] = KEPT or [experts_loop(**a)]
-            return KEPT[0].clone()
-        """,
-        "output",
-    ),
     "keys its results by shape once it was called often": (
         """
         SEEN = {}
@@ -140,15 +133,6 @@ CHEATS = {
     "takes more threads for itself": (
         "torch.set_num_threads(2)\n" + SAME,
         "settings",
-    ),
-    "uses its input as scratch": (
-        """
-        def run(**a):
-            out = experts_loop(**a)
-            a["x"].zero_()
-            return out
-        """,
-        "input",
     ),
 }
 
