@@ -322,6 +322,37 @@ def test_the_mismatch_holds_both_bit_patterns(bench):
     assert int(mismatch.expected_bits, 16) ^ int(mismatch.actual_bits, 16) == 1
 
 
+LOTTERY = """
+    import pathlib
+    counter = pathlib.Path(COUNTER)
+    process = int(counter.read_text()) if counter.exists() else 0
+    counter.write_text(str(process + 1))
+    calls = 0
+    def run(*, x, w, shift):
+        global calls
+        calls += 1
+        y = x * w + shift
+        RULE
+        return y, y[:, 0] - y[:, -1]
+"""
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        # The sweep and its replay are the processes 0 and 1; the call alone runs in 2 and 3.
+        "y = y + 1 if process < 2 else y",
+        "y = y + (1 if process < 2 else 2) * (calls > 2 or process > 1)",
+        "y = y + (process != 1)",
+    ],
+    ids=["wrong-from-the-start-in-some", "wrong-in-two-ways", "replay-is-right"],
+)
+def test_what_processes_disagree_about_is_nondeterministic_not_history(bench, tmp_path, rule):
+    body = LOTTERY.replace("COUNTER", repr(str(tmp_path / "count"))).replace("RULE", rule)
+    result = bench.ask("G4", body)
+    assert (result.outcome, result.finding) == ("fail", "nondeterministic"), result.reason
+
+
 # --- what decides nothing ------------------------------------------------------------------------
 
 
