@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from bitgate.parity.bounds import clustered
+from bitgate.parity.gates.session import Conditions, child_environment
 from bitgate.parity.worker import Worker
 
 
@@ -14,6 +15,22 @@ from bitgate.parity.worker import Worker
 def real(bench):
     bench.launcher = Worker
     return bench
+
+
+def test_what_is_varied_wins_over_the_switches_of_the_candidate():
+    switches = (("PYTHONHASHSEED", "7"), ("MKL_CBWR", "AVX2"), ("TRITON_INTERPRET", "0"))
+    conditions = Conditions(hash_seed=3, junk=0x85, threads=2)
+    pairs = child_environment("cpu", conditions, switches, 1)
+    seen = dict(pairs)
+    assert (seen["PYTHONHASHSEED"], seen["MALLOC_PERTURB_"], seen["OMP_NUM_THREADS"]) == (
+        "3",
+        "133",
+        "2",
+    )
+    assert (seen["MKL_CBWR"], seen["TRITON_INTERPRET"]) == ("AVX2", "0")
+    assert dict(child_environment("cpu", conditions, (), 1))["TRITON_INTERPRET"] == "1"
+    turned = child_environment("cpu", replace(conditions, reverse=True), switches, 1)
+    assert turned == pairs[::-1]
 
 
 @pytest.mark.parametrize("gate", ["G0", "G12"])
