@@ -104,8 +104,9 @@ def micro_answer(findings: list[Finding]) -> tuple[StageOutcome, str]:
     outcomes = {finding.outcome for finding in findings}
     if "passed" in outcomes:
         return "pass", summary
-    if "inconclusive" in outcomes:
-        return "unfit", f"{summary}; {findings[0].reason}"
+    unfit = next((one for one in findings if one.outcome == "inconclusive"), None)
+    if unfit is not None:
+        return "unfit", f"{summary}; {unfit.reason}"
     return ("inconclusive" if "invalid" in outcomes else "fail"), summary
 
 

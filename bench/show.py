@@ -105,17 +105,21 @@ def run(report: "RunReport", file: Path, ledger: Path, *, as_json: bool) -> None
         _failure(failure)
     for result in report.verdict.results:
         if result.evidence is not None:
-            out.print(f"evidence of {result.gate}: {escape(str(_object(ledger, result)))}")
-    out.print(f"again: bitgate run {escape(str(file))} --ledger {escape(str(ledger))}")
+            _whole(f"evidence of {result.gate}: {_object(ledger, result)}")
+    _whole(f"again: bitgate run {file} --ledger {ledger}")
 
 
 def _failure(failure: "GateResult") -> None:
-    out = console()
-    out.print(f"first failure: {failure.gate}: {escape(failure.reason)}")
+    _whole(f"first failure: {failure.gate}: {failure.reason}")
     if failure.culprit:
-        out.print(f"culprit: {escape(failure.culprit)}")
+        _whole(f"culprit: {failure.culprit}")
     if failure.mismatch is not None:
-        out.print(f"first mismatch: {escape(mismatch_line(failure.mismatch))}")
+        _whole(f"first mismatch: {mismatch_line(failure.mismatch)}")
+
+
+def _whole(text: str) -> None:
+    """Print a line that one may want to copy, so without folding it."""
+    console().print(text, markup=False, soft_wrap=True)
 
 
 def mismatch_line(mismatch: "Mismatch") -> str:

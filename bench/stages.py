@@ -330,7 +330,7 @@ def _decide(
             made = promote(writer, entry.id, recheck=recheck(), author=author, first=open_lane)
             ending, reason = _ending(made), f"{finding.reason}; {made.reason}"
         except PromotionRefused as error:
-            reason = f"{finding.reason}; {error}"
+            reason = f"{finding.reason}; not promoted, missing: {'; '.join(error.missing)}"
     return Row(
         workload=finding.workload,
         entry=entry,

@@ -5,15 +5,16 @@ from dataclasses import replace
 
 import pytest
 
-from bitgate.bench import stages
+from bitgate.bench import show, stages
 from bitgate.bench.process import ChildFailed
 from bitgate.bench.resume import RunState
 from bitgate.bench.session import Timed
 from bitgate.bench.witness import TimingRefused
-from bitgate.parity.gates import ORDER
+from bitgate.parity.gates import ORDER, Budget
+from bitgate.records.candidate_file import GateSettings
 from bitgate.records.errors import EnvironmentUnfit, Inconclusive, UsageError
 from bitgate.records.lanes import current_baseline
-from bitgate.records.types import Bound, GateResult, Verdict
+from bitgate.records.types import Bound, GateResult, Mismatch, Verdict
 
 REQUIRED = ("G0", "G2", "G4", "G9", "G12")
 BOUND = Bound(unit="call", trials=60, failures=0, confidence="0.95", upper="0.0488")
@@ -210,7 +211,8 @@ def test_a_saving_below_the_kill_criterion_is_rejected(
     row, code = row_of(go, path, fabricate(SAMPLES, HALF), monkeypatch)
     # It may stand now, but without an open lane there is nothing to be promoted in.
     assert (row.ending, code) == ("passed", 0)
-    assert "was not promoted; missing" in row.reason
+    assert "not promoted, missing: " in row.reason
+    assert "was never declared" in row.reason
 
 
 @pytest.mark.parametrize(
@@ -289,3 +291,52 @@ def test_kept_results_without_their_evidence_are_not_used(write, go, ledger, gat
     file.write_bytes(b"{")
     with pytest.raises(EnvironmentUnfit, match="without --resume"):
         state.load()
+
+
+def test_a_run_is_printed_with_its_evidence_and_how_to_repeat_it(
+    write, go, ledger, gates, monkeypatch, capsys
+):
+    gates.findings["G9"] = replace(
+        result("G9", ledger.put, "fail"),
+        finding="deterministic-mismatch",
+        culprit="request 0, token 1, experts",
+        mismatch=Mismatch(
+            tensor="out",
+            kind="bits",
+            detail="differs",
+            first_index=(1, 3),
+            expected_bits="0x3f80",
+            actual_bits="0x3f81",
+            differing=2,
+            total=40,
+            max_ulp=1,
+        ),
+    )
+    monkeypatch.setattr(stages, "measure", never)
+    path = write("same")
+    report = go(path)
+    show.run(report, path, ledger.root, as_json=False)
+    text = " ".join(capsys.readouterr().out.split())
+    for part in (
+        report.entries[0].id[:12],
+        "out[1, 3]: expected 0x3f80, got 0x3f81, max 1 ULP, 2 of 40 differ",
+        "culprit: request 0, token 1, experts",
+        "3 of 3",
+        "again: bitgate run",
+    ):
+        assert part in text
+    evidence = report.verdict.results[0].evidence
+    assert (ledger.root / "objects" / evidence.sha256[:2] / evidence.sha256).is_file()
+    assert evidence.sha256 in text
+
+    show.run(report, path, ledger.root, as_json=True)
+    facts = json.loads(capsys.readouterr().out)
+    assert (facts["exit_code"], facts["rows"][0]["ending"]) == (1, "rejected")
+    assert facts["verdict"]["kind"] == "deterministic-mismatch"
+
+
+def test_the_budget_without_settings_is_that_of_the_gates():
+    settings, budget = GateSettings(), Budget()
+    for name in ("cases", "repeats", "processes", "confidence", "max_p", "boundaries"):
+        assert getattr(settings, name) == getattr(budget, name)
+    assert settings.timeout_s == budget.call_timeout_s
