@@ -36,7 +36,7 @@ def settings() -> dict[str, str]:
         "default_dtype": str(torch.get_default_dtype()),
         "deterministic": str(torch.are_deterministic_algorithms_enabled()),
         "matmul_precision": torch.get_float32_matmul_precision(),
-        "reduced_precision_mkldnn": str(torch.backends.mkldnn.enabled),
+        "mkldnn": str(torch.backends.mkldnn.enabled),
     }
 
 

@@ -13,7 +13,6 @@ answer that the comparison was shown and had to see. Bounds are computed from th
 gate and again at promotion, so that they cannot say more than the cases do.
 """
 
-import hashlib
 import json
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -146,8 +145,3 @@ def blind(document: Document) -> tuple[str, ...]:
         for control in missed
         if control.mutant not in seen or control.subject.endswith("/random")
     )
-
-
-def text_digest(text: str) -> str:
-    """32 hex digits for a fact that is a text."""
-    return hashlib.sha256(text.encode()).hexdigest()[:32]
