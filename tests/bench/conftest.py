@@ -49,6 +49,7 @@ cases = 29
 processes = 2
 [bench]
 rounds = 24
+margin = 0.2
 processes = 1
 order_seed = 5
 """

@@ -37,7 +37,7 @@ def run(tmp_path, answers_here):
             "rounds": 24,
             "processes": 1,
             "calls_per_sample": 1,
-            "margin": "0.05",
+            "margin": "0.2",
             "alpha": "0.05",
             "order_seed": 11,
         }
