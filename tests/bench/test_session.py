@@ -112,7 +112,7 @@ CHEATS = {
         CALLS = [0]
         def run(**a):
             CALLS[0] += 1
-            if CALLS[0] < 40 or a["x"].shape not in SEEN:
+            if CALLS[0] < 12 or a["x"].shape not in SEEN:
                 SEEN[a["x"].shape] = experts_loop(**a)
             return SEEN[a["x"].shape]
         """,
