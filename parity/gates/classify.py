@@ -4,6 +4,7 @@ The whole sequence up to the wrong call is replayed under the same conditions, a
 repeated in two processes under others (hash seed, junk in free memory).
 
     alone it is as wrong as before, always                     deterministic-mismatch
+    (an exception always: it gave no bits that could differ    inconclusive)
     the sequence is wrong again at the same place, and the
     call alone is right                                        history-dependent
     anything else: the same input had two outputs              nondeterministic
@@ -14,7 +15,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 
 from bitgate.parity.gates.session import Conditions, Session
-from bitgate.parity.gates.sweep import SWEEP, Failure, Step, begin, finish, observe
+from bitgate.parity.gates.sweep import NO_ANSWER, SWEEP, Failure, Step, begin, finish, observe
 from bitgate.records.types import VerdictKind
 
 _OTHER_PROCESSES = (Conditions(hash_seed=1, junk=0x2A), Conditions(hash_seed=2, junk=0xD3))
@@ -50,7 +51,10 @@ def classify(
             for other, one in zip(others, begun, strict=True)
         ]
     answers = [answer for process in alone for answer in process]
-    if all(answer == failure.wrong for answer in answers) and again[-1] == failure.wrong:
+    always = all(answer == failure.wrong for answer in answers) and again[-1] == failure.wrong
+    if always and failure.kind == NO_ANSWER:
+        return "inconclusive", f"{len(answers)} repeats in {len(alone)} fresh processes fail too"
+    if always:
         return "deterministic-mismatch", (
             f"{len(answers)} repeats in {len(alone)} fresh processes give the same wrong bits"
         )

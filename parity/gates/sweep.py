@@ -16,6 +16,7 @@ from bitgate.parity.worker import CallFailed, Reply, WorkerDied, WorkerError
 from bitgate.records.types import Mismatch
 
 NOTHING = "none"
+NO_ANSWER = "no-answer"
 
 # Free memory holds this byte in the candidate's process and not in the reference's.
 SWEEP = Conditions(junk=0x85)
@@ -175,7 +176,7 @@ def _wrong(
     step: Step, inputs: Tensors, expected: Tensors, seen: Observation, settings: dict[str, str]
 ) -> Wrong | None:
     if seen.reply is None:
-        return Wrong(kind="no-answer", text=f"{step.subject}: {seen.error}")
+        return Wrong(kind=NO_ANSWER, text=f"{step.subject}: {seen.error}")
     for name, now in seen.reply.mutated.items():
         mismatch = compare_tensor(f"input {name}", inputs[name], now)
         return Wrong(
