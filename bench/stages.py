@@ -7,6 +7,7 @@ changes only through the promotion policy, which judges what was stored.
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal, cast
 
 from bitgate.bench.effect import EffectReport, effect
@@ -39,6 +40,7 @@ from bitgate.records.types import (
     Candidate,
     Decision,
     GateResult,
+    Pairs,
     Record,
     Verdict,
     Workload,
@@ -290,11 +292,17 @@ def _declare(job: Job, writer: Writer) -> None:
     writer.append_many([row for row in rows if row.id not in known])
 
 
+@cache
+def _probed(device: str) -> Pairs:
+    """What the device's arithmetic does; it stays so while this process lives."""
+    return probes.run(device)
+
+
 def _store(
     job: Job, verdict: Verdict, findings: list[Finding], writer: Writer
 ) -> list[Entry[Record]]:
     """Append all records of the run, or none."""
-    environment = environment_of(job.subject, probes.run(job.subject.candidate.device))
+    environment = environment_of(job.subject, _probed(job.subject.candidate.device))
     tool, now = harness(), utc_now()
     records = [
         Record(

@@ -5,6 +5,8 @@ vectorised forms between processors. Here the n-th number is a mix of the seed a
 is an integer divided by a power of two.
 """
 
+import math
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -27,25 +29,41 @@ class IntegerStream:
 
     def words(self, count: int) -> npt.NDArray[np.uint64]:
         """The next `count` 64-bit words."""
-        steps = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(_GOLDEN)
-        z = np.uint64(self._state) + steps
+        z = np.arange(1, count + 1, dtype=np.uint64)
+        z *= np.uint64(_GOLDEN)
+        z += np.uint64(self._state)
         self._state = (self._state + count * _GOLDEN) & _MASK
-        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        mixed: npt.NDArray[np.uint64] = z ^ (z >> np.uint64(31))
-        return mixed
+        z ^= z >> np.uint64(30)
+        z *= np.uint64(0xBF58476D1CE4E5B9)
+        z ^= z >> np.uint64(27)
+        z *= np.uint64(0x94D049BB133111EB)
+        z ^= z >> np.uint64(31)
+        return z
 
     def integers(self, shape: tuple[int, ...], low: int, high: int) -> npt.NDArray[np.int64]:
         """Integers from `low` to `high`, both included; the span is at most 2**32."""
-        return self.below(np.full(shape, high - low + 1, dtype=np.int64)) + low
+        span = high - low + 1
+        if not 1 <= span <= 1 << 32:
+            raise ValueError(f"expected a span of 1 to 2**32, got {low} to {high}")
+        values = self._scaled(shape, np.uint64(span)).view(np.int64)
+        values += low
+        return values
 
     def below(self, limits: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """One integer from 0 to limit - 1 for every limit, each of 1 to 2**32."""
         if limits.size and not (limits.min() >= 1 and limits.max() <= 1 << 32):
             raise ValueError(f"expected limits of 1 to 2**32, got {limits.min()} to {limits.max()}")
-        high_half = self.words(limits.size).reshape(limits.shape) >> np.uint64(32)
-        # A fixed-point product instead of a remainder: the high bits are the well-mixed ones.
-        return ((high_half * limits.astype(np.uint64)) >> np.uint64(32)).astype(np.int64)
+        return self._scaled(limits.shape, limits.astype(np.uint64)).view(np.int64)
+
+    def _scaled(
+        self, shape: tuple[int, ...], limits: npt.NDArray[np.uint64] | np.uint64
+    ) -> npt.NDArray[np.uint64]:
+        """A fixed-point product instead of a remainder: the high bits are the well-mixed ones."""
+        values = self.words(math.prod(shape)).reshape(shape)
+        values >>= np.uint64(32)
+        values *= limits
+        values >>= np.uint64(32)
+        return values
 
 
 def integer_tensor(
@@ -63,5 +81,6 @@ def integer_tensor(
     limits = {torch.bfloat16: 1 << 8, torch.float16: 1 << 11, torch.float32: 1 << 24}
     if dtype not in limits or not 0 < high < limits[dtype]:
         raise ValueError(f"integers up to {high} are not exact in {dtype}; known: {limits}")
-    values = stream.integers(shape, -high, high).astype(np.float64) * 2.0**-scale_log2
+    values = stream.integers(shape, -high, high).astype(np.float32)
+    values *= np.float32(2.0**-scale_log2)
     return torch.from_numpy(values).to(dtype)

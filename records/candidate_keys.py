@@ -32,8 +32,8 @@ def _at_least_two(value: Any) -> int:
 
 
 def _whole(value: Any) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise WrongValueError("a whole number of at least 0")
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 53:
+        raise WrongValueError("a whole number from 0 to 2**53 - 1, which is what rows can hold")
     return value
 
 

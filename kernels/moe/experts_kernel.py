@@ -82,6 +82,6 @@ MOE_EXPERTS = Kernel(
             *_workloads(_UNEVEN, (3, 33), "random"),
             *_workloads(_UNEVEN, (17,), "padding"),
         ),
-        "demo": _workloads(_MODEL, (1, 16, 64, 256), "random"),
+        "demo": _workloads(_MODEL, (1, 16, 64), "random"),
     },
 )

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from bitgate.bench import show, stages
+from bitgate.bench.effect import NULL_ROUNDS
 from bitgate.bench.process import ChildFailed
 from bitgate.bench.resume import RunState
 from bitgate.bench.session import Timed
@@ -218,7 +219,7 @@ def test_a_saving_below_the_kill_criterion_is_rejected(
 @pytest.mark.parametrize(
     ("changes", "ending", "code"),
     [
-        ({"null_baseline_ns": (11_000,) * 12}, "inconclusive", 4),
+        ({"null_baseline_ns": (11_000,) * NULL_ROUNDS}, "inconclusive", 4),
         ({"resolution_ns": 5_000}, "invalid", 3),
     ],
 )

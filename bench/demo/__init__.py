@@ -1,0 +1,1 @@
+"""The whole flow once, on this machine's CPU: `bitgate demo`."""
