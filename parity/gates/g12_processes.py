@@ -14,7 +14,7 @@ from bitgate.parity.gates.base import Gate, Runner
 from bitgate.parity.gates.evidence import EQUAL, MEDIA, PROCESS, Case, Document, Pair
 from bitgate.parity.gates.result import clean, document, without_answer
 from bitgate.parity.gates.session import Conditions, Session
-from bitgate.parity.gates.sweep import Step, Wrong, judge, observe
+from bitgate.parity.gates.sweep import NO_ANSWER, Step, Wrong, judge, observe
 from bitgate.records.types import GateResult, VerdictKind
 
 ID, VERSION = "G12", 1
@@ -123,6 +123,8 @@ def _failed(session: Session, proof: Document, process: int, wrong: Wrong) -> Ga
     ran = {case.process for case in proof.cases if case.kind != EQUAL}
     agree = all(len(answers) == 1 for answers in actual.values())
     kind: VerdictKind = "deterministic-mismatch" if agree else "nondeterministic"
+    if agree and wrong.kind == NO_ANSWER:
+        kind = "inconclusive"
     return GateResult(
         gate=ID,
         version=VERSION,

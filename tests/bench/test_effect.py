@@ -8,12 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bitgate.bench.effect import NULL_ROUNDS as NULL
 from bitgate.bench.effect import effect, faults
 from bitgate.bench.noise import Noise, pairs, run
 from bitgate.bench.signs import claim, flips, stake
 from bitgate.records.types import Discard, Measurement
-
-NULL = 12
 
 
 def jitter(value: int, count: int = 20) -> list[int]:
