@@ -24,7 +24,7 @@ def run(
     if out is None:
         out = _workspaces[tuple(x.shape)] = torch.zeros_like(x)
     for expert in range(w_gate_up.shape[0]):
-        slots, tokens = torch.where(expert == topk_ids.T)
+        slots, tokens = torch.where(torch.eq(topk_ids.T, expert))
         if len(tokens) == 0:
             continue
         gate, up = functional.linear(x[tokens], w_gate_up[expert]).chunk(2, dim=-1)

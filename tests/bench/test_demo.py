@@ -1,0 +1,67 @@
+"""The demo: it never overwrites, and twice in a row it tells the same story."""
+
+import json
+
+import pytest
+
+from bitgate.bench.demo import story
+from bitgate.parity.bundle import Bundle
+from bitgate.parity.compare import compare_bundles
+from bitgate.records.candidate_file import load_candidate_file
+from bitgate.records.errors import UsageError
+from bitgate.records.ledger import Ledger
+
+
+def test_what_no_demo_wrote_is_left_alone(tmp_path):
+    (tmp_path / "thesis.tex").write_text("years of work")
+    with pytest.raises(UsageError, match="empty directory or an earlier demo"):
+        story.run(tmp_path, as_json=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_a_file_in_the_way_is_refused(tmp_path):
+    (tmp_path / "out").write_text("")
+    with pytest.raises(UsageError, match="got a file"):
+        story.run(tmp_path / "out", as_json=True)
+
+
+def test_an_earlier_demo_is_moved_aside(tmp_path):
+    out = tmp_path / "out"
+    for earlier in range(3):
+        story._make_room(out)
+        (out / "mark").write_text(str(earlier))
+    assert (tmp_path / "out-1" / "mark").read_text() == "0"
+    assert (tmp_path / "out-2" / "mark").read_text() == "1"
+    assert not (out / "ledger").exists()
+
+
+def test_every_candidate_of_the_demo_is_a_valid_file(tmp_path):
+    story._make_room(tmp_path / "out")
+    files = sorted((tmp_path / "out" / "candidates").glob("*.toml"))
+    assert [path.stem for path in files] == sorted(
+        ["experts_loop", *(expected.file for expected in story.CANDIDATES)]
+    )
+    for path in files:
+        module = load_candidate_file(path).candidate.impl.partition(":")[0]
+        assert (path.parent / f"{module}.py").is_file()
+
+
+@pytest.mark.slow
+def test_twice_in_a_row_it_tells_the_same_story(tmp_path, capsys):
+    facts = []
+    for _ in range(2):
+        code = story.run(tmp_path / "out", as_json=True)
+        facts.append(json.loads(capsys.readouterr().out))
+        assert code == 0, facts[-1]
+    first, second = facts
+    assert first["digests_sha256"] == second["digests_sha256"]
+    for one, other in zip(first["candidates"], second["candidates"], strict=True):
+        assert one["finding"] == other["finding"]
+        ends = [[(row[0], row[2]) for row in which["endings"]] for which in (one, other)]
+        assert ends[0] == ends[1]
+    bundles = [Bundle.open(tmp_path / name / "bundle") for name in ("out-1", "out")]
+    assert compare_bundles(*bundles).verdict == "equal"
+    for name in ("out-1", "out"):
+        report = Ledger(tmp_path / name / "ledger").verify(strict=True)
+        assert report.ok, report.breaks
+        assert "experts-sorted" in (tmp_path / name / "report.html").read_text()
