@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 @contextmanager
 def telling(*, quiet: bool) -> Iterator[Callable[[str, int, int], None]]:
-    """A function (what, done, total) that moves one progress bar per `what`."""
+    """A function (what, done, total) that moves one progress bar per `what` until it is full."""
     with progress(quiet=quiet) as display:
         tasks: dict[str, Any] = {}
 
         def tell(what: str, done: int, total: int) -> None:
             if what not in tasks:
                 tasks[what] = display.add_task(escape(what), total=total)
-            display.update(tasks[what], completed=done, total=total)
+            display.update(tasks[what], completed=done, total=total, visible=done < total)
 
         yield tell
 

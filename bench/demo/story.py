@@ -17,7 +17,7 @@ from bitgate.parity.capture_checkpoint import Job, capture_tiny, tiny_prompts
 from bitgate.parity.capture_transformers import Generation
 from bitgate.records.candidate_file import load_candidate_file
 from bitgate.records.console import console, table
-from bitgate.records.errors import UsageError
+from bitgate.records.errors import Inconclusive, UsageError
 from bitgate.records.ledger import Ledger
 from bitgate.records.report import render
 
@@ -65,6 +65,7 @@ def run(out: Path, *, as_json: bool) -> int:
 
     Raises:
         UsageError: `out` holds something that no demo wrote.
+        Inconclusive: the promoted path itself could not open its lanes on this machine.
     """
     _make_room(out)
     with telling(quiet=as_json) as tell:
@@ -72,6 +73,11 @@ def run(out: Path, *, as_json: bool) -> int:
         ledger = Ledger(out / "ledger")
         opening = _run(out, "experts_loop", ledger, tell, open_lane=True)
         ends = [_ended(opening, Expectation(file="experts_loop", findings=("exact",)))]
+        if any(row.ending != "opened" for row in opening.rows):
+            raise Inconclusive(
+                f"experts-loop, the promoted path, could not open its lanes: {ends[0].reason}\n"
+                f"Free the machine and run the demo again; what was measured is in {ledger.root}"
+            )
         ends += [_ended(_run(out, one.file, ledger, tell), one) for one in CANDIDATES]
     render(ledger, out / "report.html")
     facts = {
@@ -118,6 +124,7 @@ def _capture(out: Path, tell: Tell) -> str:
         done += 1
         tell(f"capture {MODEL}", done, len(asked))
 
+    _say(f"capture the tiny {MODEL} while it generates {TOKENS} tokens for {len(asked)} prompts")
     tell(f"capture {MODEL}", 0, len(asked))
     job = Job(generation=Generation(tokens=TOKENS), progress=advance)
     capture_tiny(MODEL, out / "bundle", job, asked)
@@ -126,11 +133,17 @@ def _capture(out: Path, tell: Tell) -> str:
 
 def _run(out: Path, name: str, ledger: Ledger, tell: Tell, *, open_lane: bool = False) -> RunReport:
     file = load_candidate_file(out / "candidates" / f"{name}.toml")
+    _say(f"run {file.candidate.name}" + (" and open its lanes" if open_lane else ""))
 
     def tell_of_this(what: str, done: int, total: int) -> None:
         tell(f"{file.candidate.name}: {what}", done, total)
 
     return run_candidate(file, ledger, author=AUTHOR, progress=tell_of_this, open_lane=open_lane)
+
+
+def _say(text: str) -> None:
+    """One line on stderr, so that a log shows the steps where no progress bar can."""
+    console(stderr=True).print(text, markup=False)
 
 
 def _ended(report: RunReport, expected: Expectation) -> Ended:
