@@ -4,12 +4,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from bitgate.bench.effect import NULL_ROUNDS
-from bitgate.bench.resolve import baselines, constants, identify, workloads
+from bitgate.bench.resolve import baselines
 from bitgate.bench.session import WARM_ROUNDS
 from bitgate.kernels import catalogue
 from bitgate.kernels.devices import device
 from bitgate.kernels.spec import Kernel
 from bitgate.parity.bundle import Bundle
+from bitgate.parity.gates.resolve import constants, identify, workloads
 from bitgate.records.candidate_file import CandidateFile
 from bitgate.records.errors import BitgateError
 from bitgate.records.lanes import current_baseline, lane_id

@@ -1,4 +1,4 @@
-"""From a candidate file to what the gates need, or an error that says what it names wrongly."""
+"""From the texts of a candidate file to what they name, or an error that says which is wrong."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +15,16 @@ from bitgate.records.errors import UsageError
 from bitgate.records.ops import operator
 from bitgate.records.types import Candidate, Pairs, Workload
 
+_THREADS = "OMP_NUM_THREADS"
 _OWN_PREFIX = "bitgate."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identified:
+    """A side with its identity; `root` is None for an implementation of this package."""
+
+    candidate: Candidate
+    root: Path | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,41 +38,59 @@ class Task:
 
 
 def resolve(file: CandidateFile) -> Task:
-    """Find what a candidate file names.
+    """Find what a candidate file names; of the baseline, only one that the file describes.
 
     Raises:
         UsageError: an operator, contract, suite, constant or source file is not there.
         EnvironmentUnfit: the device is not usable here.
         BundleError: the bundle does not verify.
     """
-    side = file.candidate
-    kernel = catalogue.kernel(side.op)
-    catalogue.contract(side.contract)
-    device(side.device)
-    candidate, root = identify(side)
-    reference, reference_root = _reference(kernel, file)
-    bundle = file.workloads.bundle
-    subject = Subject(
-        kernel=kernel,
-        candidate=candidate,
-        root=root,
-        reference=reference,
-        reference_root=reference_root,
-        constants=constants(kernel, side.config),
-        threads=int(dict(side.env).get("OMP_NUM_THREADS", "1")),
-    )
+    kernel = kernel_of(file.candidate)
+    baseline = identify(file.baseline) if isinstance(file.baseline, Side) else None
     return Task(
-        subject=subject,
+        subject=subject(kernel, identify(file.candidate), baseline),
         workloads=workloads(file.workloads, kernel),
-        bundle=None if bundle is None else Bundle.open(bundle),
+        bundle=bundle(file.workloads),
         budget=budget(file.gates),
     )
 
 
-def identify(side: Side) -> tuple[Candidate, Path | None]:
-    """A side's content identity, and its root (None: an implementation of this package)."""
-    root = None if side.impl.startswith(_OWN_PREFIX) else side.root
-    switches = dict(provenance.switches()) | dict(side.env)
+def kernel_of(side: Side) -> Kernel:
+    """The kernel of a side whose contract and device are known too.
+
+    Raises:
+        UsageError: there is no such operator, contract or device.
+    """
+    catalogue.contract(side.contract)
+    device(side.device)
+    return catalogue.kernel(side.op)
+
+
+def subject(kernel: Kernel, mine: Identified, baseline: Identified | None) -> Subject:
+    """What the gates judge: the candidate, and the implementation whose bits are its truth.
+
+    Raises:
+        UsageError: the config changes a constant that is none, the thread count is none, or
+            neither the kernel nor a baseline has bits of this contract.
+    """
+    candidate = mine.candidate
+    reference, reference_root = _reference(kernel, candidate.contract, baseline)
+    return Subject(
+        kernel=kernel,
+        candidate=candidate,
+        root=mine.root,
+        reference=reference,
+        reference_root=reference_root,
+        constants=constants(kernel, candidate.config),
+        threads=_threads(candidate.switches),
+    )
+
+
+def identify(side: Side) -> Identified:
+    """The content identity of one side, with the switches that its processes will see."""
+    root = None if is_own(side.impl) else side.root
+    # A process gets as many threads as its side asks for, whatever this process was told.
+    switches = dict(provenance.switches()) | {_THREADS: "1"} | dict(side.env)
     candidate = provenance.candidate(
         name=side.name,
         op=side.op,
@@ -71,32 +98,49 @@ def identify(side: Side) -> tuple[Candidate, Path | None]:
         tier=side.tier,
         device=side.device,
         implementation=side.impl,
-        root=root or Path(bitgate.__file__).parent.parent,
+        root=root or package_root(),
         config=side.config,
         switches=tuple(sorted(switches.items())),
     )
-    return candidate, root
+    return Identified(candidate=candidate, root=root)
+
+
+def is_own(implementation: str) -> bool:
+    """Whether a "module:function" is this package's own, wherever the candidate file lies."""
+    return implementation.startswith(_OWN_PREFIX)
+
+
+def package_root() -> Path:
+    """The directory that this package's source paths are relative to."""
+    return Path(bitgate.__file__).parent.parent
 
 
 def workloads(settings: Workloads, kernel: Kernel) -> tuple[Workload, ...]:
-    """The suite's workloads and the file's own shapes; the suite `default` where it names none."""
+    """The suite's workloads, then the file's own shapes with every kind of data.
+
+    Without either it is the suite called default.
+
+    Raises:
+        UsageError: the kernel has no such suite, or a shape has other axes or another dtype.
+    """
     found: list[Workload] = []
     if settings.suite is not None or not settings.shapes:
-        name = settings.suite or "default"
-        if name not in kernel.suites:
-            known = ", ".join(sorted(kernel.suites))
-            raise UsageError(f"[workloads] suite: {kernel.op} has no {name!r}; it has: {known}")
-        found += kernel.suites[name]
+        found += _suite(settings.suite or "default", kernel)
     for shape in settings.shapes:
         for case in settings.cases:
-            one = Workload(op=kernel.op, axes=shape, dtype=settings.dtype or "", case=case)
-            operator(kernel.op).check(one)
-            found.append(one)
+            workload = Workload(op=kernel.op, axes=shape, dtype=settings.dtype or "", case=case)
+            operator(kernel.op).check(workload)
+            _require_kernel_axes(workload, kernel)
+            found.append(workload)
     return tuple(dict.fromkeys(found))
 
 
 def constants(kernel: Kernel, config: Pairs) -> dict[str, float | int]:
-    """The operator's constants, with those that the candidate's config changes."""
+    """The operator's constants, with those that the candidate's config changes.
+
+    Raises:
+        UsageError: the operator has no such constant, or it is of another type.
+    """
     known = dict(kernel.constants)
     for name, text in config:
         if name not in known:
@@ -114,6 +158,11 @@ def constants(kernel: Kernel, config: Pairs) -> dict[str, float | int]:
     return known
 
 
+def bundle(settings: Workloads) -> Bundle | None:
+    """The bundle that the file names, verified. Raises BundleError where it does not verify."""
+    return None if settings.bundle is None else Bundle.open(settings.bundle)
+
+
 def budget(settings: GateSettings) -> Budget:
     """The budget that the [gates] section describes."""
     return Budget(
@@ -128,25 +177,53 @@ def budget(settings: GateSettings) -> Budget:
     )
 
 
-def _reference(kernel: Kernel, file: CandidateFile) -> tuple[Implementation, Path | None]:
-    """The kernel's own truth of the contract, else the baseline that the file describes."""
-    contract = file.candidate.contract
+def _suite(name: str, kernel: Kernel) -> tuple[Workload, ...]:
+    if name not in kernel.suites:
+        known = ", ".join(sorted(kernel.suites))
+        raise UsageError(f"[workloads] suite: {kernel.op} has no {name!r}; it has: {known}")
+    return kernel.suites[name]
+
+
+def _require_kernel_axes(workload: Workload, kernel: Kernel) -> None:
+    example = kernel.suites["default"][0]
+    wanted, got = [name for name, _ in example.axes], [name for name, _ in workload.axes]
+    if wanted != got or workload.dtype != example.dtype:
+        raise UsageError(
+            f"[workloads] shapes: {kernel.op} takes the axes {', '.join(wanted)} in "
+            f"{example.dtype}, got {', '.join(got)} in {workload.dtype}"
+        )
+
+
+def _threads(switches: Pairs) -> int:
+    text = dict(switches).get(_THREADS, "1")
+    if not text.isdecimal() or int(text) < 1:
+        raise UsageError(
+            f"[candidate] env: {_THREADS} is the number of threads that each process may use; "
+            f"expected a whole number of at least 1, got {text!r}"
+        )
+    return int(text)
+
+
+def _reference(
+    kernel: Kernel, contract: str, baseline: Identified | None
+) -> tuple[Implementation, Path | None]:
+    """The kernel's own truth of the contract, else the baseline."""
     if contract in kernel.references:
         return catalogue.implementation(kernel.references[contract]), None
-    side = file.baseline
-    if not isinstance(side, Side):
+    if baseline is None:
         known = ", ".join(sorted(kernel.references))
         raise UsageError(
             f"{kernel.op} has no reference for the contract {contract!r} (it has: {known}); "
             "describe a [baseline] whose bits are the truth"
         )
+    side = baseline.candidate
     stand_in = Implementation(
         name=side.name,
         op=side.op,
         contract=side.contract,
         tier=side.tier,
         devices=(side.device,),
-        target=side.impl,
+        target=side.implementation,
         summary="the baseline",
     )
-    return stand_in, None if side.impl.startswith(_OWN_PREFIX) else side.root
+    return stand_in, baseline.root
