@@ -1,7 +1,9 @@
 """What all values share: the checks that constructors use, and the base that the codec reads."""
 
 import re
-from decimal import Decimal, InvalidOperation
+from datetime import datetime
+from decimal import Decimal
+from functools import lru_cache
 from typing import Any, ClassVar
 
 
@@ -16,27 +18,41 @@ def require(condition: bool, message: str) -> None:  # noqa: FBT001 - the condit
 
 
 _HEX64 = re.compile(r"[0-9a-f]{64}")
-_UTC = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,6})?Z")
+_UTC = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{1,6})?Z")
+# Three digits of exponent: 1e-999999999 would be a small text and, as a fraction, a huge number.
+_DECIMAL = re.compile(r"-?[0-9]{1,400}(\.[0-9]{1,400})?([eE][+-]?[0-9]{1,3})?")
 
 
 def require_sha256(value: str, what: str) -> None:
     """Raise InvariantError unless `value` is 64 lower-case hexadecimal digits."""
-    require(bool(_HEX64.fullmatch(value)), f"{what}: expected a SHA-256 in hex, got {value!r}")
+    if not _HEX64.fullmatch(value):
+        raise InvariantError(f"{what}: expected a SHA-256 in hex, got {value!r}")
 
 
 def require_utc(value: str, what: str) -> None:
     """Raise InvariantError unless `value` is a UTC time such as 2026-01-31T23:59:59Z."""
-    require(bool(_UTC.fullmatch(value)), f"{what}: expected a UTC time ending in Z, got {value!r}")
+    if not _is_utc(value):
+        raise InvariantError(f"{what}: expected a UTC time ending in Z, got {value!r}")
 
 
 def require_decimal(value: str, what: str) -> Decimal:
     """Return the finite number that the decimal string holds, or raise InvariantError."""
+    if type(value) is not str or not _DECIMAL.fullmatch(value):
+        raise InvariantError(f"{what}: expected a decimal string such as '0.05', got {value!r:.80}")
+    return Decimal(value)
+
+
+@lru_cache(maxsize=1024)
+def _is_utc(value: str) -> bool:
+    """Whether the text has the form of a UTC time, and is one: no thirteenth month."""
+    if not _UTC.fullmatch(value):
+        return False
+    seconds, _, fraction = value.removesuffix("Z").partition(".")
     try:
-        number = Decimal(value)
-    except InvalidOperation:
-        number = Decimal("NaN")
-    require(number.is_finite(), f"{what}: expected a decimal string such as '0.05', got {value!r}")
-    return number
+        datetime.fromisoformat(f"{seconds}.{fraction:0<6}")
+    except ValueError:
+        return False
+    return True
 
 
 class Value:

@@ -27,6 +27,7 @@ from bitgate.records.errors import UsageError
 from bitgate.records.types import Pairs, Regime, Tier
 
 PROMOTED: Literal["promoted"] = "promoted"
+_LONGEST_SHOWN = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,21 +110,36 @@ def load_candidate_file(path: Path) -> CandidateFile:
             that this version does not run; the message starts with file and line.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        data = path.read_bytes()
+    except ValueError as error:
+        raise UsageError(f"{str(path)!r}: not the name of a file: {error}") from None
     except OSError as error:
         raise UsageError(
             f"{path}: cannot read the candidate file ({error.strerror}); "
             "`bitgate new candidate` writes one to start from"
         ) from error
-    except UnicodeDecodeError as error:
-        raise UsageError(
-            f"{path}: a candidate file is UTF-8 text, byte {error.start} is not"
-        ) from None
+    text = _text(path, data)
     try:
         document = tomllib.loads(text, parse_float=Decimal)
     except tomllib.TOMLDecodeError as error:
         raise UsageError(malformed(path, text, str(error))) from error
+    except RecursionError:
+        raise UsageError(f"{path}: tables or arrays are nested too deeply to be read") from None
+    except ValueError as error:
+        raise UsageError(f"{path}: a value cannot be read: {error}") from None
     return _Reader(path, text).file(document)
+
+
+def _text(path: Path, data: bytes) -> str:
+    """The text of a file; some editors put a byte order mark before it, which says nothing."""
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise UsageError(
+            f"{path}:{line}: a candidate file is UTF-8 text, byte {error.start} is not"
+        ) from None
+    return text.replace("\r\n", "\n")
 
 
 class _Reader:
@@ -221,6 +237,7 @@ class _Reader:
                 values[key] = keys[key](value)
             except WrongValueError as wrong:
                 shown = str(value) if isinstance(value, Decimal) else repr(value)
+                shown = shown if len(shown) <= _LONGEST_SHOWN else shown[:_LONGEST_SHOWN] + "..."
                 raise self.error(
                     (section, key), f"[{section}] {key}: expected {wrong}, got {shown}"
                 ) from None

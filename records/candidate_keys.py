@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from decimal import Decimal
 from typing import Any, get_args
 
+from bitgate.records.base import InvariantError, require_decimal
 from bitgate.records.types import Pairs, Tier
 
 Check = Callable[[Any], Any]
@@ -14,36 +15,45 @@ class WrongValueError(ValueError):
 
 
 def _text(value: Any) -> str:
-    if not isinstance(value, str) or not value:
-        raise WrongValueError("a non-empty string")
-    return value
+    if not _is_text(value):
+        raise WrongValueError("a non-empty string of one line without control characters")
+    return str(value)
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and bool(value.strip()) and value.isprintable()
+
+
+def _is_whole(value: Any, least: int) -> bool:
+    """Whether it is a whole number that rows can hold."""
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value < 1 << 53
 
 
 def _count(value: Any) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise WrongValueError("a whole number of at least 1")
-    return value
+    if not _is_whole(value, 1):
+        raise WrongValueError("a whole number of at least 1, below 2**53")
+    return int(value)
 
 
 def _at_least_two(value: Any) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 2:
-        raise WrongValueError("a whole number of at least 2")
-    return value
+    if not _is_whole(value, 2):
+        raise WrongValueError("a whole number of at least 2, below 2**53")
+    return int(value)
 
 
 def _whole(value: Any) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 53:
+    if not _is_whole(value, 0):
         raise WrongValueError("a whole number from 0 to 2**53 - 1, which is what rows can hold")
-    return value
+    return int(value)
 
 
 def _fraction(value: Any) -> str:
     """A number in [0, 1) as the decimal text that was written."""
     try:
-        number = Decimal(str(value)) if not isinstance(value, bool) else Decimal("NaN")
-    except ArithmeticError:
-        number = Decimal("NaN")
-    if not (number.is_finite() and 0 <= number < 1):
+        number = require_decimal(str(value), "a number")
+    except InvariantError:
+        number = Decimal(-1)
+    if isinstance(value, bool) or not 0 <= number < 1 or number.is_signed():
         raise WrongValueError("a number from 0 up to, but not including, 1, such as 0.01")
     return str(value)
 
@@ -72,21 +82,27 @@ def _target(value: Any) -> str:
 
 
 def _pairs(value: Any) -> Pairs:
-    if not isinstance(value, dict) or any(
-        isinstance(entry, dict | list | bool) for entry in value.values()
-    ):
-        raise WrongValueError("a table of strings or numbers")
+    if not isinstance(value, dict) or not all(map(_is_setting, value.items())):
+        raise WrongValueError("a table of strings or finite numbers, by names without '='")
     return tuple(sorted((name, str(entry)) for name, entry in value.items()))
+
+
+def _is_setting(item: tuple[str, Any]) -> bool:
+    """Whether a name and its value can be a constant or a variable of the environment."""
+    name, value = item
+    if not _is_text(name) or "=" in name or isinstance(value, bool):
+        return False
+    if isinstance(value, Decimal):
+        return value.is_finite()
+    return isinstance(value, int) or (isinstance(value, str) and "\0" not in value)
 
 
 def _texts(value: Any) -> tuple[str, ...]:
     if not isinstance(value, list) or not value or not all(map(_is_text, value)):
         raise WrongValueError("a non-empty array of strings")
+    if len(set(value)) != len(value):
+        raise WrongValueError("each string once")
     return tuple(value)
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str) and bool(value)
 
 
 def _shapes(value: Any) -> tuple[tuple[tuple[str, int], ...], ...]:
@@ -96,9 +112,12 @@ def _shapes(value: Any) -> tuple[tuple[tuple[str, int], ...], ...]:
     for shape in value:
         if not isinstance(shape, dict) or not shape:
             raise WrongValueError(expected)
-        if any(not isinstance(n, int) or isinstance(n, bool) or n < 0 for n in shape.values()):
+        if not all(map(_is_text, shape)) or not all(_is_whole(n, 0) for n in shape.values()):
             raise WrongValueError(expected)
-    return tuple(tuple(sorted(shape.items())) for shape in value)
+    shapes = tuple(tuple(sorted(shape.items())) for shape in value)
+    if len(set(shapes)) != len(shapes):
+        raise WrongValueError("each shape once")
+    return shapes
 
 
 SIDE: Mapping[str, Check] = {

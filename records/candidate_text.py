@@ -4,18 +4,25 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-_HEADER = re.compile(r"\s*\[\[?([^\[\]]+)\]\]?\s*(#.*)?$")
-_KEY = re.compile(r"""\s*((?:"[^"]*"|'[^']*'|[\w-]+)(?:\s*\.\s*(?:"[^"]*"|'[^']*'|[\w-]+))*)\s*=""")
+_NAME = r"""(?:"[^"]*"|'[^']*'|[\w-]+)"""
+_PATH = rf"({_NAME}(?:\s*\.\s*{_NAME})*)"
+_HEADER = re.compile(rf"\s*\[\[?\s*{_PATH}\s*\]\]?\s*(#.*)?$")
+_KEY = re.compile(rf"\s*{_PATH}\s*=")
+# What may lie on a line of TOML: a comment, a delimiter of a long string, a short string.
+_TOKEN = re.compile(r"""#.*|\"{3}|'{3}|"(?:[^"\\]|\\.)*"|'[^']*'""")
 _PART = re.compile(r""""([^"]*)"|'([^']*)'|([\w-]+)""")
 _AT_LINE = re.compile(r"\(at line (\d+), column \d+\)")
 
 
 def line_of(text: str, where: tuple[str, ...]) -> int:
-    """The line on which the key path `where` is set, else its nearest parent's, else 1."""
+    """The line on which the key path `where` is set, else its nearest parent's, else 1.
+
+    A dotted key sets its parents too: `where` is found on the first line that sets a part of it.
+    """
     best_line, best_depth = 1, 0
     for line, path in _paths(text):
-        depth = len(path)
-        if depth > best_depth and path == where[:depth]:
+        depth = min(len(path), len(where))
+        if depth > best_depth and path[:depth] == where[:depth]:
             best_line, best_depth = line, depth
     return best_line
 
@@ -23,8 +30,8 @@ def line_of(text: str, where: tuple[str, ...]) -> int:
 def malformed(path: Path, text: str, message: str) -> str:
     """The parser's complaint with file and line in front and the line itself behind."""
     found = _AT_LINE.search(message)
-    lines = text.splitlines()
-    line = int(found.group(1)) if found else max(1, len(lines))
+    lines = text.split("\n")
+    line = int(found.group(1)) if found else max(1, len(text.rstrip("\n").split("\n")))
     what = _AT_LINE.sub("", message).removesuffix("(at end of document)").strip()
     shown = lines[line - 1].strip() if line <= len(lines) else ""
     return f"{path}:{line}: this is not TOML: {what}; the line reads {shown!r}"
@@ -33,10 +40,10 @@ def malformed(path: Path, text: str, message: str) -> str:
 def _paths(text: str) -> Iterator[tuple[int, tuple[str, ...]]]:
     """(line, key path) of every header and key outside multi-line strings."""
     header: tuple[str, ...] = ()
-    quoted = False
-    for number, line in enumerate(text.splitlines(), start=1):
-        toggles = line.count('"""') + line.count("'''")
-        inside, quoted = quoted, quoted ^ (toggles % 2 == 1)
+    quote = ""
+    # TOML ends lines at a line feed only; str.splitlines knows more ends.
+    for number, line in enumerate(text.split("\n"), start=1):
+        inside, quote = quote, _open_quote(line, quote)
         if inside:
             continue
         if found := _HEADER.match(line):
@@ -44,6 +51,24 @@ def _paths(text: str) -> Iterator[tuple[int, tuple[str, ...]]]:
             yield number, header
         elif found := _KEY.match(line):
             yield number, (*header, *_parts(found.group(1)))
+
+
+def _open_quote(line: str, quote: str) -> str:
+    """The delimiter of the long string that is open at the end of the line, or nothing."""
+    place = 0
+    while place < len(line):
+        if quote:
+            end = line.find(quote, place)
+            if end < 0:
+                return quote
+            place, quote = end + 3, ""
+        found = _TOKEN.search(line, place)
+        if found is None:
+            return ""
+        place = found.end()
+        if found.group() in {'"""', "'''"}:
+            quote = found.group()
+    return quote
 
 
 def _parts(text: str) -> tuple[str, ...]:

@@ -146,3 +146,75 @@ def test_the_templates_commented_keys_are_known(tmp_path):
     assert file.gates.max_p == "0.01"
     assert file.bench.order_seed == 1
     assert file.candidate.env == (("OMP_NUM_THREADS", "2"),)
+
+
+# --- hostile and careless files ------------------------------------------------------------------
+
+
+def test_a_byte_order_mark_and_dos_lines_say_nothing(tmp_path):
+    path = tmp_path / "candidate.toml"
+    path.write_bytes(b"\xef\xbb\xbf" + SIDE.replace("\n", "\r\n").encode())
+    assert load_candidate_file(path).candidate.name == "sorted"
+
+
+def test_a_byte_that_is_not_text_is_named_with_its_line(tmp_path):
+    path = tmp_path / "candidate.toml"
+    path.write_bytes(SIDE.encode().replace(b"moe-torch", b"moe\xff"))
+    with pytest.raises(UsageError, match=rf"{path}:4: a candidate file is UTF-8"):
+        load_candidate_file(path)
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["[" * 5000 + "]" * 5000, "[" * 9000, "{a=" * 3000 + "1" + "}" * 3000, "9" * 5000],
+    ids=["arrays", "open arrays", "tables", "digits"],
+)
+def test_what_the_parser_cannot_hold_is_a_usage_error(tmp_path, value):
+    assert "candidate.toml: " in refusal(tmp_path, SIDE + f"[bench]\nrounds = {value}\n")
+
+
+def test_a_path_that_is_none_is_a_usage_error(tmp_path):
+    for path in (Path("a\0b"), tmp_path, tmp_path / ("a" * 5000)):
+        with pytest.raises(UsageError):
+            load_candidate_file(path)
+
+
+@pytest.mark.parametrize(
+    ("lines", "place", "says"),
+    [
+        ("[bench]\nrounds = 9007199254740992", 9, "below 2**53"),
+        ("[gates]\ncases = 99999999999999999999", 9, "below 2**53"),
+        ('[bench]\nmargin = "1e-999999999"', 9, "a number from 0"),
+        ('[bench]\nmargin = " 0.05 "', 9, "a number from 0"),
+        ('[bench]\nalpha = "0_1e-1"', 9, "a number from 0"),
+        ("[bench]\nmargin = -0.0", 9, "a number from 0"),
+        ('root = "a\\u0000b"', 8, "without control characters"),
+        ('root = "   "', 8, "non-empty"),
+        ('env = {"A=B" = "x"}', 8, "names without '='"),
+        ('env = {A = "\\u0000"}', 8, "names without '='"),
+        ("config = {eps = nan}", 8, "finite numbers"),
+        ("config = {eps = 2026-01-01}", 8, "finite numbers"),
+        ('[workloads]\ndtype = "f"\nshapes = [{n = 4}, {n = 4}]', 10, "each shape once"),
+        ('[workloads]\ncases = ["a", "a"]', 9, "each string once"),
+        ('[workloads]\ndtype = "f"\nshapes = [{n = 99999999999999999999}]', 10, "extents"),
+        ("nested.x = 1", 8, "unknown key 'nested'"),
+        ("[gates]\ncases.x = 1", 9, "at least 2"),
+        ("[ gates ]# c\ncases = 1", 9, "at least 2"),
+        ('["ga]tes"]', 8, "unknown section or key 'ga]tes'"),
+        ('env = {A = \'"""\'}\n[gates]\ncases = 1', 10, "at least 2"),
+        ("# '''\n[gates]\ncases = 1", 10, "at least 2"),
+        ("env = {A = '''\n[gates]\ncases = 7'''}\n[gates]\ncases = 1", 12, "at least 2"),
+        ('env = {A = "\u2028\\u0085"}\n[gates]\ncases = 1', 10, "at least 2"),
+        ('env = {A = "\u2028"}\n[gates]\ncases =', 10, "the line reads 'cases ='"),
+    ],
+)
+def test_the_line_and_the_cure_are_right(tmp_path, lines, place, says):
+    message = refusal(tmp_path, SIDE + lines + "\n")
+    assert message.startswith(f"{tmp_path / 'candidate.toml'}:{place}: ")
+    assert says in message
+
+
+def test_the_largest_numbers_are_taken(tmp_path):
+    file = read(tmp_path, SIDE + 'env = {A = "x=y z"}\n[bench]\nrounds = 9007199254740991\n')
+    assert file.bench.rounds == 2**53 - 1
+    assert file.candidate.env == (("A", "x=y z"),)
