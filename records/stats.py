@@ -20,13 +20,12 @@ def median_ns(samples: Sequence[int]) -> int:
 
 def quantile_ns(samples: Sequence[int], q: str) -> int:
     """The quantile `q`, a decimal string from 0 to 1, in nanoseconds."""
-    return round(_quantile([Fraction(sample) for sample in samples], q))
+    return round(_quantile(sorted(samples), q))
 
 
 def saving_ns(baseline_ns: Sequence[int], candidate_ns: Sequence[int]) -> Fraction:
     """The baseline's median minus the candidate's, in nanoseconds, exact."""
-    old, new = ([Fraction(sample) for sample in side] for side in (baseline_ns, candidate_ns))
-    return _quantile(old, "0.5") - _quantile(new, "0.5")
+    return _quantile(sorted(baseline_ns), "0.5") - _quantile(sorted(candidate_ns), "0.5")
 
 
 def ratio_median(baseline_ns: Sequence[int], candidate_ns: Sequence[int]) -> str:
@@ -34,16 +33,18 @@ def ratio_median(baseline_ns: Sequence[int], candidate_ns: Sequence[int]) -> str
 
     Above 1 the candidate is faster. Pairs are kept together, so that drift cancels.
     """
-    return decimal_string(_quantile(paired_ratios(baseline_ns, candidate_ns), "0.5"))
-
-
-def paired_ratios(baseline_ns: Sequence[int], candidate_ns: Sequence[int]) -> list[Fraction]:
-    """The ratio baseline / candidate of each round, exact."""
     require(
         len(baseline_ns) == len(candidate_ns),
         f"pairs: {len(baseline_ns)} baseline and {len(candidate_ns)} candidate samples",
     )
-    return [Fraction(old, new) for old, new in zip(baseline_ns, candidate_ns, strict=True)]
+    require(bool(baseline_ns), "quantile: no sample")
+    # Two unequal ratios of numbers below 2**53 are more than 2**-107 apart, so whole numbers of
+    # 2**-128 sort them as fractions would, in a fifth of the time.
+    pairs = sorted(
+        zip(baseline_ns, candidate_ns, strict=True), key=lambda pair: (pair[0] << 128) // pair[1]
+    )
+    middle = pairs[(len(pairs) - 1) // 2 : len(pairs) // 2 + 1]
+    return decimal_string(sum((Fraction(*pair) for pair in middle), Fraction()) / len(middle))
 
 
 def decimal_string(value: Fraction) -> str:
@@ -51,11 +52,10 @@ def decimal_string(value: Fraction) -> str:
     return str(Decimal(round(value * 10**_PLACES)).scaleb(-_PLACES))
 
 
-def _quantile(samples: list[Fraction], q: str) -> Fraction:
-    require(bool(samples), "quantile: no sample")
+def _quantile(ordered: Sequence[int], q: str) -> Fraction:
+    require(bool(ordered), "quantile: no sample")
     share = Fraction(Decimal(q))
     require(0 <= share <= 1, f"quantile: expected 0 to 1, got {q}")
-    ordered = sorted(samples)
     place = share * (len(ordered) - 1)
     below = int(place)
     above = min(below + 1, len(ordered) - 1)

@@ -10,7 +10,7 @@ from bitgate.records.console import console, table
 from bitgate.records.ledger import Entry, Ledger, VerifyReport
 from bitgate.records.proof import Bound, GateResult, Mismatch
 from bitgate.records.rows import Record
-from bitgate.records.views import RecordView, attempts, timing
+from bitgate.records.views import RecordView, attempts, first_line, timing
 
 _PLAIN_WIDTH = 240
 
@@ -99,7 +99,7 @@ def _cells(row: RecordView) -> tuple[str, ...]:
         row.effect or "",
         times,
         row.ratio or "",
-        row.reason,
+        first_line(row.reason),
     )
 
 

@@ -56,7 +56,7 @@ def record_views(ledger: Ledger, lane: str | None = None) -> list[RecordView]:
 
 
 def view(entry: Entry[Record], decision: Decision | None) -> RecordView:
-    """One record as a line. The reason is that of the decision, where there is one."""
+    """One record as a line. The reason, whole, is that of the decision where there is one."""
     record, measured = entry.body, entry.body.measurement
     baseline_ns = None if measured is None else median_ns(measured.baseline_ns)
     candidate_ns = None if measured is None else median_ns(measured.candidate_ns)
@@ -77,6 +77,12 @@ def view(entry: Entry[Record], decision: Decision | None) -> RecordView:
         ratio=ratio,
         reason=record.reason if decision is None else decision.reason,
     )
+
+
+def first_line(text: str) -> str:
+    """The first line of a text that says anything, with dots where more follows."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[0] + (" ..." if len(lines) > 1 else "") if lines else ""
 
 
 def timing(measurement: Measurement) -> TimingView:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from bitgate.records.rows import Measurement
-from bitgate.records.views import RecordView
+from bitgate.records.views import RecordView, first_line
 
 WIDTH, HEIGHT = 720, 240
 LEFT, RIGHT, TOP, BOTTOM = 110, 20, 16, 40
@@ -35,7 +35,10 @@ class Tick:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History:
-    """A lane's record history: `steps` is the path of the standing time, empty without times."""
+    """A lane's record history: `steps` is the path of the standing time.
+
+    Without any time there are no steps and no ticks, and nothing to draw.
+    """
 
     marks: tuple[Mark, ...]
     ticks: tuple[Tick, ...]
@@ -114,7 +117,7 @@ def _mark(row: RecordView, x: float, height: int | None, top: int) -> Mark:
         x=x,
         y=HEIGHT - BOTTOM if height is None else _up(height, top, HEIGHT),
         kind="untimed" if height is None and kind == "undecided" else kind,
-        label=f"{row.candidate}: {row.decision or row.outcome}, {time}. {row.reason}",
+        label=f"{row.candidate}: {row.decision or row.outcome}, {time}. {first_line(row.reason)}",
         target=f"record-{row.id[:12]}",
     )
 

@@ -16,7 +16,7 @@ from bitgate.records.report import charts
 from bitgate.records.report.maps import ParityMap, class_counts, letters, parity_map, read_cases
 from bitgate.records.rows import Environment, Lane, Record
 from bitgate.records.tables import bound_text, mismatch_text
-from bitgate.records.views import RecordView, TimingView, timing, view
+from bitgate.records.views import RecordView, TimingView, first_line, timing, view
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +79,7 @@ def render(ledger: Ledger, out: Path) -> None:
         bound_text=bound_text,
         mismatch_text=mismatch_text,
         nanoseconds=charts.nanoseconds,
+        first_line=first_line,
     )
     try:
         out.parent.mkdir(parents=True, exist_ok=True)

@@ -48,6 +48,7 @@ def story(ledger, evidence, make) -> dict[str, str]:
         "baseline": loop,
         "measurement": make["measurement"](),
         "effect": "FASTER",
+        "created_at": "2999-01-31T12:00:00Z",
     }
     rows = {
         "lane": lane,
@@ -172,3 +173,15 @@ def test_the_report_is_written(run, story, tmp_path):
     assert str(out) in run("report", "--out", str(out))
     assert out.stat().st_size > 5_000
     assert json.loads(run("report", "--out", str(out), "--json")) == {"report": str(out)}
+
+
+def test_a_long_reason_is_shown_whole_only_where_one_record_is_shown(run, ledger, evidence, make):
+    reason = "G4: mismatch\n  out[0]: expected 3f80\n  reproduce with this"
+    entry = ledger.writer("a").append(make["record"](evidence, outcome="rejected", reason=reason))
+    listed = run("list")
+    assert "G4: mismatch ..." in listed
+    assert "expected 3f80" not in listed
+    shown = run("show", entry.id)
+    assert "expected 3f80" in shown
+    assert "reproduce with this" in shown
+    assert json.loads(run("list", "--json"))[0]["reason"] == reason

@@ -252,3 +252,36 @@ def test_maps_say_how_much_they_show():
     assert odd.rows[0][1][0].letter == "?"
     with pytest.raises(ValueError, match="lists no cases"):
         read_cases(b"[]")
+
+
+LONG = "\n G4: deterministic-mismatch <b>\n  out[0]: expected 3f80\n  run it again\n"
+
+
+def test_a_long_reason_is_folded_to_its_first_line(ledger, evidence, make, tmp_path):
+    writer = ledger.writer("a")
+    writer.append(make["record"](evidence, outcome="rejected", reason=LONG))
+    writer.append(make["record"](evidence, outcome="rejected", reason="short"))
+    render(ledger, tmp_path / "report.html")
+    html = (tmp_path / "report.html").read_text("utf-8")
+    page = Page(html)
+    assert "<summary>G4: deterministic-mismatch &lt;b&gt; ...</summary>" in html
+    assert "out[0]: expected 3f80 run it again" in page.text
+    assert len(page.all("pre")) == 1
+    assert "<td>short</td>" in html
+
+
+def test_a_lane_without_times_has_no_chart_and_says_so(ledger, filled, make, tmp_path):
+    render(filled, tmp_path / "timed.html")
+    charts = [
+        svg["aria-label"]
+        for svg in Page((tmp_path / "timed.html").read_text("utf-8")).all("svg")
+        if svg["aria-label"].startswith("Record history")
+    ]
+    assert len(charts) == 1
+    untimed = next(filled.records()).body
+    filled.writer("a").append(replace(untimed, lane="another"))
+    render(filled, tmp_path / "both.html")
+    page = Page((tmp_path / "both.html").read_text("utf-8"))
+    drawn = [svg["aria-label"] for svg in page.all("svg")]
+    assert [name for name in drawn if name.startswith("Record history")] == charts
+    assert page.text.count("Nothing was timed in this lane, so there is no chart.") == 1
