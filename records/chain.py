@@ -9,7 +9,10 @@ whole history. Because `body` comes first, its stored bytes can be cut out and h
 an entry's id never depends on who reads it.
 """
 
+import errno
 import hashlib
+import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +28,7 @@ R = TypeVar("R", bound=Row)
 R_co = TypeVar("R_co", bound=Row, covariant=True)
 
 HEAD = "head.json"
+_SEGMENT = re.compile(r"[0-9]{1,9}\.jsonl")
 _OPEN = b'{"body":'
 _CLOSE = b',"created_at":"'
 
@@ -77,6 +81,10 @@ class Head(Value):
         require(self.count >= 0, f"head: count is {self.count}; expected >= 0")
         require_sha256(self.sha256, "head: sha256")
         require(
+            self.count > 0 or self.sha256 == genesis(self.writer),
+            "head: it counts no row and names one; the file was edited",
+        )
+        require(
             self.check == _head_check(self.count, self.sha256, self.writer),
             "head: its own check does not fit; the file was edited",
         )
@@ -127,17 +135,24 @@ def read_header(line: bytes) -> Header:
     return decode(Header, b"{" + line[end + 1 :])
 
 
-def read_entry(line: bytes) -> Entry[Row]:
-    """The whole entry of a stored line; raises FormatError."""
+def row_id(line: bytes) -> str:
+    """The id of the row in a stored line, without reading the row; raises FormatError."""
     start, end = _body_span(line)
-    header = decode(Header, b"{" + line[end + 1 :])
+    return hashlib.sha256(line[start:end]).hexdigest()
+
+
+def read_entry(line: bytes, header: Header | None = None) -> Entry[Row]:
+    """The whole entry of a stored line, whose header may be known; raises FormatError."""
+    start, end = _body_span(line)
+    if header is None:
+        header = read_header(line)
     body = line[start:end]
     kind: type[Row] = {"lane": Lane, "record": Record, "decision": Decision}[header.kind]
     return _entry(decode(kind, body, schema=header.schema), header, line, body)
 
 
 def is_canonical(line: bytes, entry: Entry[Row]) -> bool:
-    """Whether the line is byte for byte what this version writes for the entry."""
+    """Whether the line is byte for byte what this version writes for the entry it was read as."""
     if entry.schema != SCHEMA:
         return True  # an older format's own canonical form; its bytes are covered by the chain
     header = Header(
@@ -148,7 +163,7 @@ def is_canonical(line: bytes, entry: Entry[Row]) -> bool:
         seq=entry.seq,
         writer=entry.writer,
     )
-    return write_entry(entry.body, header)[0] == line
+    return _OPEN + canonical(entry.body) + b"," + canonical(header)[1:] == line
 
 
 def _entry(row: R, header: Header, line: bytes, body: bytes) -> Entry[R]:
@@ -166,6 +181,10 @@ def _entry(row: R, header: Header, line: bytes, body: bytes) -> Entry[R]:
 
 
 def _body_span(line: bytes) -> tuple[int, int]:
+    if line.endswith(b"\r"):
+        raise FormatError(
+            "line: it ends in CR LF; something converted the ends of lines, and they are hashed"
+        )
     end = line.rfind(_CLOSE)
     if not line.startswith(_OPEN) or end < 0:
         raise FormatError("line: expected a ledger line, which begins with " + _OPEN.decode())
@@ -177,12 +196,19 @@ def _body_span(line: bytes) -> tuple[int, int]:
 
 def segments(directory: Path) -> list[Path]:
     """The chain's files in order."""
-    return sorted(directory.glob("[0-9]*.jsonl"), key=lambda path: int(path.stem))
+    files = (path for path in directory.iterdir() if _SEGMENT.fullmatch(path.name))
+    return sorted(files, key=lambda path: (int(path.stem), path.name))
 
 
 def stored_lines(directory: Path) -> Iterator[Stored]:
-    """All lines of a chain in order; a piece without its end of line has `terminated` False."""
+    """All lines of a chain in order; a piece without its end of line has `terminated` False.
+
+    Raises:
+        OSError: a file cannot be read, or is none; it names the file.
+    """
     for file in segments(directory):
+        if not file.is_file():  # a directory, a pipe, a link that leads nowhere
+            raise OSError(errno.EINVAL, "it is not a regular file", str(file))
         offset = 0
         with file.open("rb") as stream:
             for number, raw in enumerate(stream, 1):
@@ -197,12 +223,24 @@ def make_head(count: int, sha256: str, writer: str) -> Head:
 
 
 def read_head(directory: Path) -> Head | None:
-    """The head of a chain; None where there is none; raises FormatError where it is damaged."""
-    try:
-        data = (directory / HEAD).read_bytes()
-    except FileNotFoundError:
+    """The head of a chain; None where there is none.
+
+    Raises:
+        FormatError: it is damaged, or is no file that can be read.
+    """
+    path = directory / HEAD
+    if not os.path.lexists(path):
         return None
-    return decode(Head, data.rstrip(b"\n"))
+    if not path.is_file():
+        raise FormatError("it is not a regular file")
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise FormatError(f"it cannot be read: {error.strerror}") from error
+    head = decode(Head, data)
+    if data != canonical(head) + b"\n":
+        raise FormatError("it is not what a writer writes; the file was edited")
+    return head
 
 
 def _head_check(count: int, sha256: str, writer: str) -> str:

@@ -13,6 +13,7 @@ plain JSON of a row from the format before it; rows keep the bytes with which th
 
 import hashlib
 import json
+import re
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 from functools import cache
@@ -21,7 +22,7 @@ from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hin
 
 import rfc8785
 from pydantic import TypeAdapter, ValidationError
-from pydantic_core import ErrorDetails, from_json
+from pydantic_core import ErrorDetails, from_json, to_json
 
 from bitgate.records.base import InvariantError, Value
 from bitgate.records.errors import UsageError
@@ -36,6 +37,9 @@ Upgrade = Callable[[str, Plain], Plain]
 UPGRADES: tuple[Upgrade, ...] = ()
 
 _LARGEST_INTEGER = 2**53 - 1
+# The digits of a number that may be too large, and of many a hash.
+_MANY_DIGITS = re.compile(rb"[0-9]{16}")
+_LONG_NUMBER = re.compile(rb"[\[:,]\s*-?[0-9]{16}")
 
 
 class FormatError(UsageError):
@@ -71,7 +75,8 @@ def decode(
     """The value of type `kind` that `data`, JSON written in format `schema`, holds.
 
     Raises:
-        FormatError: unknown format or field, wrong type, or a value that the vocabulary forbids.
+        FormatError: unknown format or field, a key that occurs twice, wrong type, an integer that
+            JSON readers round, or a value that the vocabulary forbids.
     """
     newest = len(upgrades) + 1
     adapter: TypeAdapter[T] = _adapter(cast("Any", kind))
@@ -80,18 +85,40 @@ def decode(
             f"{kind.__name__}: written in format {schema}; this version reads 1 to {newest}. "
             "Use the version of bitgate that wrote it, or a newer one"
         )
+    lifted = data
     try:
         if schema < newest:
             plain = from_json(data)
             for step in upgrades[schema - 1 :]:
                 plain = step(kind.__name__.lower(), plain)
-            data = rfc8785.dumps(plain)
-        value = adapter.validate_json(data)
+            lifted = rfc8785.dumps(plain)
+        value = adapter.validate_json(lifted)
+        _refuse_ambiguous(data)
     except ValidationError as error:
         raise FormatError(_explain(kind, error.errors(include_url=False)[0])) from None
     except ValueError as error:
-        raise FormatError(f"{kind.__name__}: not valid JSON: {error}") from None
+        raise FormatError(f"{kind.__name__}: not clear JSON: {error}") from None
     return value
+
+
+def _refuse_ambiguous(data: bytes) -> None:
+    """Raise ValueError where readers of this JSON would disagree about what it says."""
+    long = _MANY_DIGITS.search(data) and _LONG_NUMBER.search(data)
+    # Compact JSON that comes back byte for byte has no key twice; this is the fast way to know.
+    if long or to_json(from_json(data)) != data:
+        json.loads(data, object_pairs_hook=_once, parse_int=_exact_integer)
+
+
+def _once(pairs: list[tuple[str, Any]]) -> None:
+    keys = [key for key, _ in pairs]
+    if len(set(keys)) != len(keys):
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise ValueError(f"the key {twice!r} occurs twice")
+
+
+def _exact_integer(text: str) -> None:
+    if len(text) > 17 or abs(int(text)) > _LARGEST_INTEGER:
+        raise ValueError(f"{text:.40} is beyond 2**53; write a decimal string")
 
 
 def is_json(data: bytes) -> bool:

@@ -26,6 +26,8 @@ BreakKind = Literal[
     "head",  # head.json is damaged or missing
     "schema",  # a line is what it was, and cannot be read
     "object",  # a piece of evidence is missing or changed
+    "decision",  # a decision names a record that is not there, or is not what was decided on
+    "file",  # a file of the chain cannot be read, or is no file
 ]
 
 
@@ -76,14 +78,21 @@ class Diagnosis:
         self._seqs = set(seqs)
         self._distinct = len(self._seqs) == len(lines)
         self._copies = Counter(line.sha256 for line in lines)
+        # The number that belongs to a line, by the hash of its predecessor.
+        self._after: dict[str | None, int] = {
+            line.sha256: line.seq + 1 for line in lines if line.seq is not None
+        }
 
-    def first_break(self) -> Break | None:
-        """The first break in the order of the lines; None where the chain holds."""
+    def first_break(self, *, lines_only: bool = False) -> Break | None:
+        """The first break in the order of the lines; None where the chain holds.
+
+        `lines_only` asks nothing of the end, which could not be read.
+        """
         for place in range(1, len(self._lines) + 1):
             broken = self._at(place)
             if broken is not None:
                 return broken
-        return self._end()
+        return None if lines_only else self._end()
 
     def notes(self) -> tuple[str, ...]:
         """What is remarkable and no break."""
@@ -120,6 +129,10 @@ class Diagnosis:
         """The next line continues the one before this: this one is one too many."""
         if (linked and line.seq == place) or self._has_rival(line):
             return self._fork(line)
+        if self._distinct and line.seq is not None and line.seq == self._after.get(line.prev):
+            return self._break(
+                "order", line, f"row {line.seq} was moved: it stands where row {place} belongs"
+            )
         return self._break(
             "inserted", line, f"a line that belongs to no chain stands before row {place}"
         )
@@ -156,8 +169,12 @@ class Diagnosis:
             return self._break(
                 "predecessor", line, f"row {place} does not continue what was written before it"
             )
-        if first_of_all or not self._confirmed(place):
+        if first_of_all:
             return self._break("row", line, f"row {place} was edited")
+        if not self._confirmed(place):
+            return self._break(
+                "row", line, f"row {place} was edited; nothing can tell whether the one before was"
+            )
         edited = self._lines[place - 2]
         return self._break(
             "row", edited, f"row {place - 1} was edited: row {place} was written upon another"

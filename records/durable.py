@@ -3,7 +3,7 @@
 import errno
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -56,8 +56,21 @@ def replace_file(path: Path, data: bytes, *, suffix: str = ".tmp", sync_name: bo
         if sync_name:
             sync_directory(path.parent)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
         raise unfit(error, path, len(data)) from error
+
+
+def make_directory(path: Path) -> None:
+    """Make a directory and those above it.
+
+    Raises:
+        EnvironmentUnfit: it did not work.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise unfit(error, path, 0) from error
 
 
 def write_all(handle: int, data: bytes) -> None:
@@ -97,6 +110,8 @@ def locked(directory: Path) -> Iterator[None]:
             f"another process has held {directory / '.lock'} for {_LOCK_TIMEOUT_S} s; "
             "wait for it to end, or end it"
         ) from None
+    except OSError as error:
+        raise unfit(error, directory / ".lock", 0) from error
     try:
         yield
     finally:
@@ -106,7 +121,8 @@ def locked(directory: Path) -> Iterator[None]:
 @contextmanager
 def reading(directory: Path) -> Iterator[None]:
     """Keep writers out while reading, where the directory lets us."""
-    if os.access(directory, os.W_OK):
+    lock = directory / ".lock"
+    if os.access(directory, os.W_OK) and (not lock.exists() or os.access(lock, os.W_OK)):
         with locked(directory):
             yield
     else:

@@ -9,12 +9,13 @@ A writer appends under a lock: read the tail, append, fsync, replace the head. A
 leaves a chain that verifies, or whose torn last bytes `verify` names.
 """
 
+import hashlib
 import heapq
 import os
 import platform
 import re
 import secrets
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import cast
 
@@ -22,20 +23,31 @@ from bitgate.records.chain import (
     HEAD,
     Entry,
     Head,
+    Header,
+    Kind,
     Row,
     Stored,
+    genesis,
     read_entry,
     read_head,
+    read_header,
+    row_id,
     segments,
     stored_lines,
 )
 from bitgate.records.codec import FormatError
 from bitgate.records.durable import locked, reading, replace_file
-from bitgate.records.errors import LedgerBroken, UsageError
+from bitgate.records.errors import EnvironmentUnfit, LedgerBroken, UsageError
 from bitgate.records.objects import ObjectError, ObjectStore
 from bitgate.records.proof import Evidence
 from bitgate.records.rows import Decision, Lane, Record
-from bitgate.records.verify import VerifyReport, against_noted, parse_noted, verify_chain
+from bitgate.records.verify import (
+    VerifyReport,
+    against_decisions,
+    against_noted,
+    parse_noted,
+    verify_chain,
+)
 from bitgate.records.writer import Writer
 
 __all__ = ["Ledger", "Writer", "Entry", "Row", "VerifyReport"]
@@ -58,36 +70,35 @@ class Ledger:
 
         Raises:
             UsageError: there is no such directory.
-            LedgerBroken: a line cannot be read.
+            LedgerBroken: a line cannot be read, or does not continue the one before it.
         """
-        chains = [self._read(directory) for directory in self.writer_directories()]
-        return heapq.merge(*chains, key=lambda entry: (entry.created_at, entry.writer, entry.seq))
+        return self._merged()
 
-    def records(self) -> Iterator[Entry[Record]]:
-        """The rows that are records."""
-        return (cast("Entry[Record]", entry) for entry in self.entries() if entry.kind == "record")
+    def records(self, ids: Collection[str] | None = None) -> Iterator[Entry[Record]]:
+        """The rows that are records, or those of them that have one of the `ids`."""
+        return cast("Iterator[Entry[Record]]", self._merged("record", ids))
 
     def lanes(self) -> Iterator[Entry[Lane]]:
         """The rows that declare lanes."""
-        return (cast("Entry[Lane]", entry) for entry in self.entries() if entry.kind == "lane")
+        return cast("Iterator[Entry[Lane]]", self._merged("lane"))
 
     def decisions(self) -> Iterator[Entry[Decision]]:
         """The rows that are decisions."""
-        return (
-            cast("Entry[Decision]", entry) for entry in self.entries() if entry.kind == "decision"
-        )
+        return cast("Iterator[Entry[Decision]]", self._merged("decision"))
 
     def find(self, id_prefix: str) -> Entry[Record]:
         """The one record whose id begins so; UsageError where there is none, or several."""
-        found = {entry.id: entry for entry in self.records() if entry.id.startswith(id_prefix)}
-        if len(found) == 1:
+        # A whole id is looked up without reading the rows of the others.
+        ids = (id_prefix,) if len(id_prefix) == 64 else None
+        found = {entry.id: entry for entry in self.records(ids) if entry.id.startswith(id_prefix)}
+        if len(found) == 1 and id_prefix:
             return next(iter(found.values()))
         if not found:
             raise UsageError(
                 f"no record's id begins with {id_prefix!r} in {self.root}; "
                 "`bitgate records list` shows the ids"
             )
-        matches = ", ".join(identity[:16] for identity in sorted(found))
+        matches = ", ".join(identity[:16] for identity in sorted(found)[:8])
         raise UsageError(f"{id_prefix!r} is not unique: {matches}; give more digits")
 
     def put(self, data: bytes, media: str) -> Evidence:
@@ -111,13 +122,18 @@ class Ledger:
             raise UsageError(
                 f"no ledger at {self.root}: expected a directory; name another with --ledger DIR"
             )
-        return sorted(
-            path
-            for path in self.root.iterdir()
-            if path.is_dir()
-            and path.name != "objects"
-            and (segments(path) or (path / HEAD).exists())
-        )
+        try:
+            return sorted(
+                path
+                for path in self.root.iterdir()
+                if path.is_dir()
+                and path.name != "objects"
+                and (segments(path) or os.path.lexists(path / HEAD))
+            )
+        except OSError as error:
+            raise EnvironmentUnfit(
+                f"cannot read the ledger: {error.filename}: {error.strerror}"
+            ) from error
 
     def heads(self) -> list[Head]:
         """What each writer last acknowledged; a line to note elsewhere."""
@@ -134,6 +150,10 @@ class Ledger:
         for directory in self.writer_directories():
             with reading(directory):
                 chains.append(verify_chain(directory, strict=strict, get=self._objects.get))
+        if all(chain.broken is None for chain in chains):
+            decided = list(self.decisions())
+            named = self.records({entry.body.record_id for entry in decided})
+            chains = against_decisions(self.root, chains, decided, named)
         return VerifyReport(chains=against_noted(self.root, chains, expected))
 
     # --- writing
@@ -153,15 +173,81 @@ class Ledger:
             )
         return Writer(self, name)
 
-    def _read(self, directory: Path) -> Iterator[Entry[Row]]:
-        for stored in stored_lines(directory):
-            try:
-                entry = read_entry(stored.data)
-            except FormatError as error:
-                raise self._unreadable(stored, str(error)) from error
-            if not stored.terminated:
-                raise self._unreadable(stored, "it was not written to its end")
-            yield entry
+    def _merged(
+        self, kind: Kind | None = None, ids: Collection[str] | None = None
+    ) -> Iterator[Entry[Row]]:
+        """The rows of all chains in the order of their times; see `_read`."""
+        chains = [self._read(directory, kind, ids) for directory in self.writer_directories()]
+        return heapq.merge(*chains, key=lambda entry: (entry.created_at, entry.writer, entry.seq))
+
+    def _read(
+        self, directory: Path, kind: Kind | None, ids: Collection[str] | None
+    ) -> Iterator[Entry[Row]]:
+        """The rows of one chain, or those of one kind that have one of the `ids`.
+
+        Every line is hashed and must continue the one before it, whether its row is wanted or not.
+        """
+        head = self._readable_head(directory)
+        before, rows = genesis(directory.name), 0
+        for stored in self._stored(directory):
+            rows += 1
+            header, entry = self._look(stored, kind, ids)
+            if (header.seq, header.prev, header.writer) != (rows, before, directory.name):
+                raise self._unreadable(stored, "it does not continue the line before it")
+            before = hashlib.sha256(stored.data).hexdigest()
+            if head is not None and head.count == rows and head.sha256 != before:
+                raise self._unreadable(stored, "head.json knows another line here")
+            if entry is not None:
+                yield entry
+        if head is not None and rows < head.count:
+            raise LedgerBroken(
+                f"{directory / HEAD} counts {head.count} rows, found {rows}. "
+                f"`bitgate records verify --ledger {self.root}` names the break"
+            )
+
+    def _stored(self, directory: Path) -> Iterator[Stored]:
+        """The lines of a chain, up to one that another process is writing at this moment."""
+        try:
+            for stored in stored_lines(directory):
+                if not stored.terminated and not self._torn(directory, stored):
+                    return
+                yield stored
+        except OSError as error:
+            raise LedgerBroken(
+                f"cannot read the ledger: {error.filename}: {error.strerror}. "
+                f"`bitgate records verify --ledger {self.root}` names the break"
+            ) from error
+
+    def _look(
+        self, stored: Stored, kind: Kind | None, ids: Collection[str] | None
+    ) -> tuple[Header, Entry[Row] | None]:
+        """A line's header, and its row where that is wanted."""
+        try:
+            header = read_header(stored.data)
+            wanted = kind in {None, header.kind} and (ids is None or row_id(stored.data) in ids)
+            entry = read_entry(stored.data, header) if wanted else None
+        except FormatError as error:
+            raise self._unreadable(stored, str(error)) from error
+        if not stored.terminated:
+            raise self._unreadable(stored, "it was not written to its end")
+        return header, entry
+
+    @staticmethod
+    def _torn(directory: Path, stored: Stored) -> bool:
+        """Whether a piece without its end of line is still one when no writer is at work."""
+        with reading(directory), stored.file.open("rb") as stream:
+            stream.seek(stored.offset)
+            line = stream.readline()
+        return line != b"" and not line.endswith(b"\n")
+
+    @staticmethod
+    def _readable_head(directory: Path) -> Head | None:
+        """The head as it was before the rows are read; what is wrong with it `verify` says."""
+        try:
+            head = read_head(directory)
+        except FormatError:
+            return None
+        return head if head is not None and head.writer == directory.name else None
 
     def _unreadable(self, stored: Stored, why: str) -> LedgerBroken:
         return LedgerBroken(
@@ -187,7 +273,7 @@ class Ledger:
             (".gitattributes", "*.jsonl -text -merge\nhead.json -text -merge\nobjects/** -text\n"),
         ):
             path = self.root / name
-            if not path.exists():
+            if not os.path.lexists(path):
                 replace_file(path, text.encode(), suffix=f".{os.getpid()}.tmp")
 
     def _own_name(self) -> str:

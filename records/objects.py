@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 
 from bitgate.records.base import require_sha256
-from bitgate.records.durable import replace_file
+from bitgate.records.durable import make_directory, replace_file
 from bitgate.records.proof import Evidence
 
 
@@ -38,7 +38,7 @@ class ObjectStore:
         if path.exists():
             self.get(evidence.sha256)
         else:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            make_directory(path.parent)
             replace_file(path, data, suffix=f".{os.getpid()}.tmp")
         return evidence
 

@@ -4,7 +4,7 @@ import hashlib
 from dataclasses import dataclass
 from typing import Literal
 
-from bitgate.records.base import Value, require, require_decimal, require_sha256
+from bitgate.records.base import InvariantError, Value, require, require_decimal, require_sha256
 
 Pairs = tuple[tuple[str, str], ...]
 Role = Literal["in", "param", "state", "out"]
@@ -163,11 +163,12 @@ class Bound(Value):
     upper: str
 
     def __post_init__(self) -> None:
-        require(0 <= self.failures <= self.trials, f"Bound: {self.failures} of {self.trials} fail")
+        if not 0 <= self.failures <= self.trials:
+            raise InvariantError(f"Bound: {self.failures} of {self.trials} fail")
         require(self.trials > 0, "Bound: zero trials prove nothing; run at least one")
-        for name, text in (("confidence", self.confidence), ("upper", self.upper)):
-            number = require_decimal(text, f"Bound.{name}")
-            require(0 <= number <= 1, f"Bound.{name}: expected 0 to 1, got {text}")
+        for name, text in (("Bound.confidence", self.confidence), ("Bound.upper", self.upper)):
+            if not 0 <= require_decimal(text, name) <= 1:
+                raise InvariantError(f"{name}: expected 0 to 1, got {text}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,6 +210,10 @@ class GateResult(Value):
             )
             require(self.evidence is not None, f"{where}: a pass without evidence")
             require(self.mismatch is None and self.culprit is None, f"{where}: pass with mismatch")
+            require(
+                self.finding is None or self.finding in PASSING_VERDICTS,
+                f"{where}: a pass that finds {self.finding}",
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -231,7 +236,7 @@ class Verdict(Value):
                 not lacking, f"Verdict {self.kind}: these required gates did not pass: {lacking}"
             )
             require(self.bound is not None, f"Verdict {self.kind}: the bound it proved is missing")
-            require(bool(self.coverage), f"Verdict {self.kind}: its coverage is missing")
+            require(bool(self.coverage.strip()), f"Verdict {self.kind}: its coverage is missing")
             failed = [result.gate for result in self.results if result.outcome == "fail"]
             require(not failed, f"Verdict {self.kind}: these gates failed: {failed}")
 

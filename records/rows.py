@@ -45,12 +45,18 @@ class Environment(Value):
     probes: Pairs
     missing: Pairs = ()
 
+    def __post_init__(self) -> None:
+        for what in ("packages", "libraries", "switches", "probes", "missing"):
+            names = [name for name, _ in getattr(self, what)]
+            require(len(set(names)) == len(names), f"Environment.{what}: a name occurs twice")
+
     @property
     def comparability(self) -> Pairs:
         """The facts that must agree before two measurements may be compared."""
         fixed = (
             ("device", self.device),
             ("device_name", self.device_name),
+            ("device_count", str(self.device_count)),
             ("node", self.node),
             ("python", self.python),
             ("threads", str(self.threads)),
@@ -148,7 +154,7 @@ class Measurement(Value):
             "Measurement: samples, order and process must have one entry per round",
         )
         require(
-            all(sample > 0 for sample in self.baseline_ns + self.candidate_ns),
+            min(self.baseline_ns) > 0 and min(self.candidate_ns) > 0,
             "Measurement: a time of zero or less is a broken timer, not a sample",
         )
         require(
@@ -250,7 +256,7 @@ class Waiver(Value):
     def __post_init__(self) -> None:
         require_utc(self.expires, "Waiver.expires")
         for name in ("requirement", "author", "reason"):
-            require(bool(getattr(self, name)), f"Waiver: {name} is empty")
+            require(bool(getattr(self, name).strip()), f"Waiver: {name} is empty")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -269,7 +275,8 @@ class Decision(Value):
     def __post_init__(self) -> None:
         require_utc(self.created_at, "Decision.created_at")
         require_sha256(self.record_id, "Decision.record_id")
-        require(bool(self.reason), "Decision: every decision gives a reason")
+        require(bool(self.reason.strip()), "Decision: every decision gives a reason")
+        require(bool(self.author.strip()), "Decision: somebody answers for it; author is empty")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,10 +5,12 @@ recomputes a whole chain and its head is found only against a head that was note
 """
 
 import hashlib
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from bitgate.records.base import InvariantError
 from bitgate.records.chain import (
     Entry,
     Head,
@@ -27,7 +29,9 @@ from bitgate.records.diagnosis import Break, Diagnosis, Facts
 from bitgate.records.errors import UsageError
 from bitgate.records.objects import ObjectError
 from bitgate.records.proof import Evidence
-from bitgate.records.rows import Record
+from bitgate.records.rows import Decision, Record
+
+_NOTED = re.compile(r"([a-z0-9][a-z0-9._-]{0,63})\s+([0-9]{1,15})\s+([0-9a-f]{64})")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,14 +76,20 @@ def verify_chain(
     """
     lines: list[Facts] = []
     torn: Stored | None = None
-    last = segments(directory)[-1:]
-    for stored in stored_lines(directory):
-        if not stored.terminated and [stored.file] == last:
-            torn = stored
-        else:
-            lines.append(_look(stored, strict=strict))
+    unreadable: OSError | None = None
+    try:
+        last = segments(directory)[-1:]
+        for stored in stored_lines(directory):
+            if not stored.terminated and [stored.file] == last:
+                torn = stored
+            else:
+                lines.append(_look(stored, strict=strict))
+    except OSError as error:
+        unreadable = error
     diagnosis = Diagnosis(directory, lines, torn)
-    broken = diagnosis.first_break()
+    broken = diagnosis.first_break(lines_only=unreadable is not None)
+    if broken is None and unreadable is not None:
+        broken = _unreadable(directory, len(lines), unreadable)
     if broken is None and get is not None:
         broken = _first_bad_object(lines, get)
     return ChainReport(
@@ -88,6 +98,17 @@ def verify_chain(
         sha256=lines[-1].sha256 if lines else genesis(directory.name),
         broken=broken,
         notes=diagnosis.notes(),
+    )
+
+
+def _unreadable(directory: Path, rows: int, error: OSError) -> Break:
+    file = str(error.filename or directory)
+    return Break(
+        kind="file",
+        file=file,
+        line=None,
+        seq=rows + 1,
+        message=f"what follows row {rows} cannot be read: {file}: {error.strerror}",
     )
 
 
@@ -129,13 +150,16 @@ def _evidence(entry: Entry[Row]) -> tuple[Evidence, ...]:
 
 
 def _first_bad_object(lines: list[Facts], get: Callable[[str], bytes]) -> Break | None:
+    sizes: dict[str, int] = {}  # many rows name the same evidence; it is read once
     for line in lines:
         for evidence in line.evidence:
             try:
-                size = len(get(evidence.sha256))
+                if evidence.sha256 not in sizes:
+                    sizes[evidence.sha256] = len(get(evidence.sha256))
             except (ObjectError, OSError) as error:
                 problem = str(error)
             else:
+                size = sizes[evidence.sha256]
                 if size == evidence.size_bytes:
                     continue
                 problem = f"expected {evidence.size_bytes} bytes, got {size}"
@@ -149,12 +173,52 @@ def _first_bad_object(lines: list[Facts], get: Callable[[str], bytes]) -> Break 
     return None
 
 
+def against_decisions(
+    root: Path,
+    chains: Iterable[ChainReport],
+    decisions: Iterable[Entry[Decision]],
+    records: Iterable[Entry[Record]],
+) -> list[ChainReport]:
+    """The reports, broken where a decision's record is not there or is not what it decided on."""
+    reports = {chain.writer: chain for chain in chains}
+    known = {entry.id: entry.body for entry in records}
+    for entry in decisions:
+        problem = _misdecided(entry.body, known.get(entry.body.record_id))
+        if problem is None or entry.writer not in reports:  # a chain that began after the look
+            continue
+        if reports[entry.writer].broken is None:
+            lines = enumerate(stored_lines(root / entry.writer), 1)
+            stored = next(stored for place, stored in lines if place == entry.seq)
+            broken = Break(
+                kind="decision",
+                file=str(stored.file),
+                line=stored.line,
+                seq=entry.seq,
+                message=f"row {entry.seq} decides on record {entry.body.record_id[:16]}: {problem}",
+            )
+            reports[entry.writer] = replace(reports[entry.writer], broken=broken)
+    return list(reports.values())
+
+
+def _misdecided(decision: Decision, record: Record | None) -> str | None:
+    if record is None:
+        return "it is in no chain of this ledger; a chain is missing, or was cut"
+    if record.lane != decision.lane:
+        return f"it belongs to the lane {record.lane!r}, the decision is for {decision.lane!r}"
+    if decision.kind != "rejected" and not record.verdict.passed:
+        return f"{decision.kind}, and its verdict is {record.verdict.kind}"
+    return None
+
+
 def parse_noted(line: str) -> Head:
     """The head that a line of `records head` holds: WRITER COUNT SHA256; raises UsageError."""
-    parts = line.split()
-    if len(parts) != 3 or not parts[1].isdigit():
-        raise UsageError(f"expected a line of `records head`: WRITER COUNT SHA256, got {line!r}")
-    return make_head(int(parts[1]), parts[2], parts[0])
+    found = _NOTED.fullmatch(line.strip())
+    try:
+        if found is not None:
+            return make_head(int(found[2]), found[3], found[1])
+    except InvariantError as error:
+        raise UsageError(f"no line of `records head`: {error}; got {line!r:.200}") from None
+    raise UsageError(f"expected a line of `records head`: WRITER COUNT SHA256, got {line!r:.200}")
 
 
 def against_noted(
@@ -184,6 +248,8 @@ def _holds(directory: Path, head: Head) -> bool:
     """Whether the chain has the noted row at its place."""
     if head.count == 0:
         return True
+    if not directory.is_dir():
+        return False
     for place, stored in enumerate(stored_lines(directory), 1):
         if place == head.count:
             return hashlib.sha256(stored.data).hexdigest() == head.sha256

@@ -21,7 +21,7 @@ from bitgate.records.chain import (
 )
 from bitgate.records.clock import utc_now
 from bitgate.records.codec import SCHEMA, FormatError, canonical
-from bitgate.records.durable import append_bytes, locked, replace_file, unfit
+from bitgate.records.durable import append_bytes, locked, make_directory, replace_file, unfit
 from bitgate.records.errors import EnvironmentUnfit, LedgerBroken
 from bitgate.records.verify import verify_chain
 
@@ -47,12 +47,12 @@ class Writer:
         """Append rows with one fsync: all of them, or none.
 
         Raises:
-            LedgerBroken: the chain does not verify; nothing is appended to a broken chain.
+            LedgerBroken: the chain's end does not fit its head, and the chain does not verify.
             EnvironmentUnfit: no room on disk, or another process holds the lock for too long.
         """
         if not rows:
             return []
-        self._directory.mkdir(parents=True, exist_ok=True)
+        make_directory(self._directory)
         with locked(self._directory):
             count, prev, newest = self._tail()
             now = max(utc_now(), newest)
@@ -81,12 +81,15 @@ class Writer:
         except FormatError:
             head = None
         files = segments(self._directory)
-        if head is None and not files and not (self._directory / HEAD).exists():
+        if files and not files[-1].is_file():
+            raise LedgerBroken(f"nothing was appended: {files[-1]} is not a regular file")
+        if head is None and not files and not os.path.lexists(self._directory / HEAD):
             # The first head is written before the first row, so a missing head is always a break.
             self._write_head(make_head(0, genesis(self.name), self.name))
             return 0, genesis(self.name), ""
         last = _last_line(files[-1]) if files else None
         if head is not None and last is not None:
+            # Only the end is looked at, so that an append costs the same in a long chain.
             sha256 = hashlib.sha256(last).hexdigest()
             if sha256 == head.sha256:
                 return head.count, sha256, read_header(last).created_at

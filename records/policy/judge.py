@@ -114,6 +114,12 @@ def _lane(case: _Case, declared: list[Entry[Lane]]) -> Iterator[str]:
     if case.lane is None:
         return
     lane, record = case.lane.body, case.record
+    counted = (lane.metric, lane.unit, lane.statistic, lane.higher_is_better)
+    if counted != ("latency", "ns", "median", False):
+        yield (
+            f"lane: it counts {lane.statistic} {lane.metric} in {lane.unit}; a record's samples "
+            "are latencies in ns, where lower is better"
+        )
     if lane.workload != record.workload:
         yield f"lane: it is for {lane.workload.key}, the record for {record.workload.key}"
     for what, device in (
@@ -159,6 +165,9 @@ def _bound(case: _Case) -> Iterator[str]:
         yield f"bound: expected {wanted}, its confidence is {bound.confidence}"
     elif Decimal(bound.upper) > Decimal(rule.max_upper):
         yield f"bound: expected {wanted}, got {bound.upper} after {bound.trials} trials"
+    passed = (found for found in case.record.verdict.results if found.outcome == "pass")
+    if not any(bound in result.bounds for result in passed):
+        yield f"verdict: no passed gate proved its bound of {bound.upper} per {bound.unit}"
     if not _proven(bound):
         yield (
             f"verdict: {bound.trials} trials with {bound.failures} failures do not prove "
@@ -188,12 +197,13 @@ def _declared_before(case: _Case) -> Iterator[str]:
     if lane is None:
         yield f"lane: {case.record.lane} was never declared"
         return
+    measured_at = _full(entry.body.created_at)
     if lane.writer == entry.writer:
-        before = lane.seq < entry.seq
+        before = lane.seq < entry.seq and lane.created_at <= measured_at
     else:
-        before = lane.created_at < min(entry.created_at, _full(entry.body.created_at))
+        before = lane.created_at < min(entry.created_at, measured_at)
     if not before:
-        yield f"lane: it was declared on {lane.created_at}, after the record"
+        yield f"lane: it was declared on {lane.created_at}, after the record of {measured_at}"
 
 
 def _claim(case: _Case) -> Iterator[str]:

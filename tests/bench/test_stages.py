@@ -40,6 +40,7 @@ def result(gate, put, outcome="pass"):
         reason="as planted",
         compared=3 if passed else 0,
         expected=3 if passed else 0,
+        bounds=(BOUND,) if passed else (),
         evidence=put(gate.encode(), "text/plain") if passed else None,
     )
 

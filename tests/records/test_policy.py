@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from bitgate.records.base import InvariantError
 from bitgate.records.errors import UsageError
 from bitgate.records.lanes import latest_decisions
 from bitgate.records.policy import (
@@ -12,6 +13,7 @@ from bitgate.records.policy import (
     judge,
     load_policy,
     promote,
+    reject,
     standing,
 )
 from bitgate.records.types import GateResult
@@ -156,7 +158,9 @@ def test_other_gates_may_only_be_tolerably_not_run(bench, gate, outcome, fits, a
 
 def bounded(bench, **changes):
     verdict = bench.make["verdict"](bench.evidence)
-    return replace(verdict, bound=replace(verdict.bound, **changes))
+    bound = replace(verdict.bound, **changes)
+    results = tuple(replace(result, bounds=(bound,)) for result in verdict.results)
+    return replace(verdict, bound=bound, results=results)
 
 
 @pytest.mark.parametrize(
@@ -286,3 +290,65 @@ def test_a_decided_record_is_not_promoted_again(bench, agreeing):
     won = bench.promote(bench.claim())
     with pytest.raises(PromotionRefused, match="decision: the record was promoted on"):
         promote(bench.writer, won.record_id, recheck=agreeing(), author="ann")
+
+
+# --- what a forged or careless claim tries -------------------------------------------------------
+
+
+def test_the_verdicts_bound_must_be_one_that_a_passed_gate_proved(bench):
+    bench.open()
+    verdict = bench.make["verdict"](bench.evidence)
+    forged = replace(verdict.bound, trials=100_000, upper="0.0001")
+    missing = bench.missing(bench.claim(verdict=replace(verdict, bound=forged)))
+    assert missing == ("verdict: no passed gate proved its bound of 0.0001 per call",)
+    (first, *rest) = verdict.results
+    proven = (replace(first, bounds=(*first.bounds, forged)), *rest)
+    record = bench.claim(verdict=replace(verdict, bound=forged, results=proven))
+    assert bench.promote(record).kind == "promoted"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"metric": "throughput"},
+        {"unit": "tok/s"},
+        {"statistic": "p10"},
+        {"higher_is_better": True},
+    ],
+    ids=["metric", "unit", "statistic", "direction"],
+)
+def test_a_lane_of_another_number_takes_no_latencies(bench, make, changes):
+    bench.writer.append(make["lane"](**changes))
+    (item,) = bench.missing(bench.record(reason="x"), first=True)
+    assert item.startswith("lane: it counts ")
+
+
+def test_a_run_before_its_lane_is_refused_even_if_it_is_stored_later(bench):
+    bench.open()
+    (item,) = bench.missing(bench.claim(created_at="2000-01-01T00:00:00Z"))
+    assert item.startswith("lane: it was declared on ")
+    assert item.endswith("after the record of 2000-01-01T00:00:00.000000Z")
+
+
+def test_another_number_of_devices_is_not_comparable(bench, make):
+    bench.open()
+    (item,) = bench.missing(bench.claim(environment=make["environment"](device_count=8)))
+    assert item.startswith("comparability: ")
+    assert "device_count (1 -> 8)" in item
+
+
+def test_a_rejected_record_stays_rejected_and_its_candidate_may_try_again(bench, agreeing):
+    bench.open()
+    stored = bench.writer.append(bench.claim()).id
+    reject(bench.writer, stored, author="ann", reason="noise")
+    with pytest.raises(PromotionRefused, match="decision: the record was rejected on"):
+        promote(bench.writer, stored, recheck=agreeing(), author="ann")
+    assert bench.promote(bench.claim(reason="a new run")).kind == "promoted"
+
+
+def test_nobody_promotes_anonymously(bench, agreeing):
+    bench.open()
+    stored = bench.writer.append(bench.claim()).id
+    with pytest.raises(InvariantError, match="author is empty"):
+        promote(bench.writer, stored, recheck=agreeing(), author=" ")
+    assert promote(bench.writer, stored, recheck=agreeing(), author="ann").kind == "promoted"

@@ -246,7 +246,7 @@ def rebuilt(lines: list[bytes], chain: Path, make) -> None:
         lines[place] = rewritten(line, prev=prev, body=body)
         prev = read_entry(lines[place]).sha256
     write_entrys(chain, lines)
-    (chain / HEAD).write_bytes(canonical(make_head(ROWS, prev, "a")))
+    (chain / HEAD).write_bytes(canonical(make_head(ROWS, prev, "a")) + b"\n")
 
 
 def test_a_rebuilt_chain_is_found_only_against_a_noted_head(ledger, chain, make):
@@ -274,7 +274,7 @@ def spoiled_head(data: bytes, how: str) -> bytes:
         "writer": data.replace(b'"writer":"a"', b'"writer":"b"'),
         "cut": data[:-9],
         "conflict": b"<<<<<<< ours\n" + data,
-        "foreign": canonical(make_head(ROWS, "0" * 64, "b")),
+        "foreign": canonical(make_head(ROWS, "0" * 64, "b")) + b"\n",
     }[how]
 
 
@@ -329,7 +329,7 @@ def test_a_line_of_a_newer_format_is_a_schema_break(ledger, chain):
     lines = read_lines(chain)
     lines[-1] = rewritten(lines[-1], schema=2)
     write_entrys(chain, lines)
-    (chain / HEAD).write_bytes(canonical(make_head(ROWS, read_hash(lines[-1]), "a")))
+    (chain / HEAD).write_bytes(canonical(make_head(ROWS, read_hash(lines[-1]), "a")) + b"\n")
     found = first_break(ledger)
     assert (found.kind, found.line) == ("schema", ROWS)
     assert "written in format 2; this version reads 1 to 1" in found.message
@@ -343,7 +343,7 @@ def test_only_strict_asks_for_canonical_form(ledger, chain):
     lines = read_lines(chain)
     lines[-1] = lines[-1].replace(b'"device":"cpu"', b'"device": "cpu"')
     write_entrys(chain, lines)
-    (chain / HEAD).write_bytes(canonical(make_head(ROWS, read_hash(lines[-1]), "a")))
+    (chain / HEAD).write_bytes(canonical(make_head(ROWS, read_hash(lines[-1]), "a")) + b"\n")
     assert ledger.verify().ok
     found = first_break(ledger, strict=True)
     assert (found.kind, found.line) == ("schema", ROWS)
