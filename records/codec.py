@@ -37,9 +37,8 @@ Upgrade = Callable[[str, Plain], Plain]
 UPGRADES: tuple[Upgrade, ...] = ()
 
 _LARGEST_INTEGER = 2**53 - 1
-# The digits of a number that may be too large, and of many a hash.
-_MANY_DIGITS = re.compile(rb"[0-9]{16}")
-_LONG_NUMBER = re.compile(rb"[\[:,]\s*-?[0-9]{16}")
+# A number that may be too large: many digits that neither a hash nor a quoted text continues.
+_LONG_NUMBER = re.compile(rb"[0-9]{16}(?![0-9]*[a-f\"])")
 
 
 class FormatError(UsageError):
@@ -103,7 +102,7 @@ def decode(
 
 def _refuse_ambiguous(data: bytes) -> None:
     """Raise ValueError where readers of this JSON would disagree about what it says."""
-    long = _MANY_DIGITS.search(data) and _LONG_NUMBER.search(data)
+    long = _LONG_NUMBER.search(data)
     # Compact JSON that comes back byte for byte has no key twice; this is the fast way to know.
     if long or to_json(from_json(data)) != data:
         json.loads(data, object_pairs_hook=_once, parse_int=_exact_integer)

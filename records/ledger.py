@@ -152,8 +152,9 @@ class Ledger:
                 chains.append(verify_chain(directory, strict=strict, get=self._objects.get))
         if all(chain.broken is None for chain in chains):
             decided = list(self.decisions())
-            named = self.records({entry.body.record_id for entry in decided})
-            chains = against_decisions(self.root, chains, decided, named)
+            named = {entry.body.record_id for entry in decided}
+            found = self.records(named) if named else ()
+            chains = against_decisions(self.root, chains, decided, found)
         return VerifyReport(chains=against_noted(self.root, chains, expected))
 
     # --- writing
