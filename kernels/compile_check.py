@@ -137,11 +137,14 @@ class Signatures:
 def check(arch: str, specs: tuple[CompileSpec, ...] = SPECS) -> list[SignatureResult]:
     """Compile every kernel for `arch` and judge it against its committed signature.
 
+    A committed kernel that nobody compiles any more fails, too.
+
     Raises:
-        UsageError: the architecture is not one of ARCHITECTURES.
+        UsageError: the architecture is not one of ARCHITECTURES, or its signatures are damaged.
         EnvironmentUnfit: Triton is missing or cannot run here.
     """
-    return judge(arch, specs, measure(arch, specs), committed(arch))
+    approved = committed(arch)
+    return judge(arch, specs, measure(arch, specs), approved) + _forgotten(arch, specs, approved)
 
 
 def update(arch: str) -> Path:
@@ -163,12 +166,29 @@ def update(arch: str) -> Path:
 
 
 def committed(arch: str) -> Signatures | None:
-    """The committed signatures of `arch`, or None where there are none."""
+    """The committed signatures of `arch`, or None where there are none.
+
+    Raises:
+        UsageError: the file is damaged, or holds another architecture's.
+    """
     path = _SIGNATURES / f"{arch}.json"
     if not path.exists():
         return None
-    content = json.loads(path.read_text())
-    return Signatures(content["triton"], content["kernels"])
+    try:
+        content = json.loads(path.read_text())
+        kernels = {name: dict(counts) for name, counts in content["kernels"].items()}
+        found = Signatures(content["triton"], kernels)
+        stated = content["arch"]
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise UsageError(
+            f"{path}: expected arch, triton and kernels with their counts, got "
+            f"{type(error).__name__}: {error}; restore the file, or write it again with --update"
+        ) from error
+    if stated != arch:
+        raise UsageError(
+            f"{path}: expected signatures of {arch}, got those of {stated}; restore it"
+        )
+    return found
 
 
 def measure(arch: str, specs: tuple[CompileSpec, ...]) -> Signatures:
@@ -209,6 +229,18 @@ def judge(
 ) -> list[SignatureResult]:
     """One result per specification: hard rules first, then the committed signature."""
     return [_judge_one(arch, spec, found, approved) for spec in specs]
+
+
+def _forgotten(
+    arch: str, specs: tuple[CompileSpec, ...], approved: Signatures | None
+) -> list[SignatureResult]:
+    """A failure for every committed kernel that has no specification."""
+    left = set() if approved is None else approved.kernels.keys() - {spec.name for spec in specs}
+    reason = "committed, but no longer compiled; restore its specification, or update and review"
+    return [
+        SignatureResult(kernel=name, arch=arch, outcome="fail", reason=reason)
+        for name in sorted(left)
+    ]
 
 
 def _judge_one(

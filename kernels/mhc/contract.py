@@ -19,7 +19,6 @@ contracting a multiply and an add:
 Inputs must be finite; subnormal partial results and float16 are outside of the contract.
 """
 
-import math
 from collections.abc import Mapping
 from typing import Final, NotRequired, TypedDict, Unpack
 
@@ -97,6 +96,10 @@ def bind(op: str, specs: tuple[TensorSpec, ...], tensors: Mapping[str, torch.Ten
 
 
 def _check_kind(op: str, spec: TensorSpec, tensor: torch.Tensor) -> None:
+    if not isinstance(tensor, torch.Tensor):
+        raise UsageError(
+            f"{op}: expected {spec.name} as a torch tensor, got {type(tensor).__name__}"
+        )
     dtype = str(tensor.dtype).removeprefix("torch.")
     if dtype != spec.dtype:
         raise UsageError(f"{op}: expected {spec.name} in {spec.dtype}, got {dtype}; convert it")
@@ -132,7 +135,12 @@ class MixConstants(TypedDict):
 
 
 def check_constants(op: str, **constants: Unpack[MixConstants]) -> None:
-    """Raise UsageError unless all are there, finite, and there is at least one Sinkhorn pass."""
+    """Check the constants of one call.
+
+    Raises:
+        UsageError: one is missing, unknown, no number or not finite in float32, an epsilon is
+            negative, or sinkhorn_iters is not an int of at least 1.
+    """
     missing = sorted(MixConstants.__required_keys__ - constants.keys())
     unknown = sorted(constants.keys() - MixConstants.__annotations__.keys())
     if missing or unknown:
@@ -141,11 +149,21 @@ def check_constants(op: str, **constants: Unpack[MixConstants]) -> None:
             f"sink_eps, got missing {missing}, unknown {unknown}"
         )
     iters = constants["sinkhorn_iters"]
-    if iters < 1 or int(iters) != iters:
-        raise UsageError(f"{op}: expected sinkhorn_iters of at least 1, got {iters}")
+    if type(iters) is not int or iters < 1:
+        raise UsageError(f"{op}: expected sinkhorn_iters of at least 1, an int, got {iters!r}")
     for name, value in constants.items():
-        if isinstance(value, float) and not math.isfinite(value):
-            raise UsageError(f"{op}: expected a finite {name}, got {value}")
+        if name != "sinkhorn_iters" and not (name == "sink_eps" and value is None):
+            _check_number(f"{op}: expected {name}", value, lowest=0.0 if "eps" in name else None)
+
+
+def _check_number(what: str, value: object, *, lowest: float | None) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise UsageError(f"{what} to be a number, got {value!r}")
+    # Every order computes with the constants as float32; beyond its range they would be infinite.
+    if not abs(value) <= torch.finfo(torch.float32).max:
+        raise UsageError(f"{what} to be finite in float32, got {value}")
+    if lowest is not None and value < lowest:
+        raise UsageError(f"{what} of at least 0 (sums would cancel), got {value}")
 
 
 def inner_eps(**constants: Unpack[MixConstants]) -> float:

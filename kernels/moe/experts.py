@@ -103,14 +103,15 @@ def experts_sorted(
             # Per expert: torch's silu has other bits in the tail of a vector than in its body.
             functional.silu(inputs, inplace=True)
         gate.mul_(up)
-        # Rows of padded pairs stay +0: adding them to a sum that began at +0 changes no bit.
+        # Rows of padded pairs stay +0, whatever their weights are (a router may leave NaN there):
+        # adding them to a sum that began at +0 changes no bit.
         terms = x.new_zeros(tokens * top_k, x.shape[1])
         for expert, inputs, out in zip(
             hit, gates, terms[:kept].split_with_sizes(sizes), strict=True
         ):
             torch.mm(inputs, w_down[expert].T, out=out)
-        weights = topk_weights.T.reshape(-1)[order]
-        terms = (terms * weights[:, None]).to(x.dtype)
+        weights = topk_weights.T.reshape(-1)[order[:kept]]
+        terms[:kept] = terms[:kept] * weights[:, None]
         return _combine(x, terms, pair_expert[order], pair_token, experts)
 
 

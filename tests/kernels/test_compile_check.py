@@ -1,11 +1,13 @@
 """The compile check: approved kernels pass, planted ones fail by name, the unknown stays open."""
 
+import importlib
+import pkgutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from bitgate.kernels import compile_check
+from bitgate.kernels import compile_check, mhc
 from bitgate.kernels.compile_check import SPECS, CompileSpec, SignatureResult, Signatures
 from bitgate.records.errors import EnvironmentUnfit, UsageError
 
@@ -137,6 +139,48 @@ def test_nothing_passes_by_absence() -> None:
     other = judged(FINISH, Signatures("3.9.0", counts.kernels), counts)
     assert other.outcome == "inconclusive"
     assert other.reason == "the signature was made by Triton 3.7.1, this is 3.9.0"
+
+
+def test_a_kernel_that_nobody_compiles_any_more_fails(
+    monkeypatch: pytest.MonkeyPatch, approved: Signatures
+) -> None:
+    monkeypatch.setattr(compile_check, "measure", lambda arch, specs: approved)
+    assert {one.outcome for one in compile_check.check("sm_90")} == {"pass"}
+    *kept, dropped = compile_check.check("sm_90", SPECS[1:])
+    assert {one.outcome for one in kept} == {"pass"}
+    assert (dropped.kernel, dropped.outcome) == (SPECS[0].name, "fail")
+    assert "no longer compiled" in dropped.reason
+
+
+def test_every_launched_kernel_is_compiled() -> None:
+    launched = set()
+    for module in pkgutil.iter_modules(mhc.__path__, f"{mhc.__name__}."):
+        names = vars(importlib.import_module(module.name)).items()
+        launched |= {
+            f"{module.name}:{name}"
+            for name, value in names
+            if name.endswith("_kernel") and value.fn.__module__ == module.name
+        }
+    assert launched == {spec.target for spec in SPECS}
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("", "JSONDecodeError"),
+        ("[]", "TypeError"),
+        ('{"arch": "sm_90", "triton": "3.7.1"}', "KeyError: 'kernels'"),
+        ('{"arch": "sm_90", "triton": "3.7.1", "kernels": {"mhc_post": null}}', "TypeError"),
+        ('{"arch": "sm_100", "triton": "3.7.1", "kernels": {}}', "got those of sm_100"),
+    ],
+)
+def test_a_damaged_signature_file_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str, reason: str
+) -> None:
+    monkeypatch.setattr(compile_check, "_SIGNATURES", tmp_path)
+    (tmp_path / "sm_90.json").write_text(text)
+    with pytest.raises(UsageError, match=rf"sm_90\.json: expected .*{reason}"):
+        compile_check.committed("sm_90")
 
 
 def test_an_unknown_architecture_is_refused() -> None:

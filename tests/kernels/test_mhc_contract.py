@@ -121,13 +121,42 @@ def test_refused_mappings_and_constants(kernel: Kernel, found: Implementation) -
         call(kernel, found, inputs | {"fn": inputs["fn"][:, :255]})
     with pytest.raises(UsageError, match=r"base: expected axis mixes of 24, got 20.*hc_mult 4"):
         call(kernel, found, inputs | {"base": inputs["base"][:20]})
-    with pytest.raises(UsageError, match="sinkhorn_iters of at least 1, got 0"):
+    with pytest.raises(UsageError, match="sinkhorn_iters of at least 1, an int, got 0"):
         call(kernel, found, inputs, sinkhorn_iters=0)
-    with pytest.raises(UsageError, match="finite rms_eps, got nan"):
-        call(kernel, found, inputs, rms_eps=float("nan"))
     constants = {k: v for k, v in kernel.constants if k != "hc_eps"}
     with pytest.raises(UsageError, match=r"missing \['hc_eps'\], unknown \['eps'\]"):
         load(found.target)(**inputs, **constants, eps=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("rms_eps", float("nan"), "rms_eps to be finite in float32, got nan"),
+        ("post_mult", 1e39, "post_mult to be finite in float32"),
+        ("rms_eps", -1e-6, "rms_eps of at least 0"),
+        ("hc_eps", -1e-6, "hc_eps of at least 0"),
+        ("sink_eps", -1e-6, "sink_eps of at least 0"),
+        ("post_mult", None, "post_mult to be a number, got None"),
+        ("rms_eps", "1e-6", "rms_eps to be a number, got '1e-6'"),
+        ("sinkhorn_iters", 2.0, "sinkhorn_iters of at least 1, an int, got 2.0"),
+        ("sinkhorn_iters", float("nan"), "sinkhorn_iters of at least 1, an int, got nan"),
+        ("sinkhorn_iters", True, "an int, got True"),
+    ],
+)
+@pytest.mark.parametrize(("kernel", "found"), WITH_MIXES)
+def test_refused_constants(
+    kernel: Kernel, found: Implementation, name: str, value: object, message: str
+) -> None:
+    inputs = kernel.make_inputs(point(kernel, tokens=1), 0)
+    with pytest.raises(UsageError, match=message):
+        call(kernel, found, inputs, **{name: value})
+
+
+@pytest.mark.parametrize(("kernel", "found"), EVERY)
+def test_what_is_no_tensor_is_refused(kernel: Kernel, found: Implementation) -> None:
+    inputs = kernel.make_inputs(point(kernel, tokens=1), 0)
+    with pytest.raises(UsageError, match="residual as a torch tensor, got list"):
+        call(kernel, found, inputs | {"residual": [1.0]})
 
 
 @pytest.mark.parametrize("found", MHC_POST_PRE.implementations, ids=lambda found: found.name)

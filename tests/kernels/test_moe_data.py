@@ -68,10 +68,12 @@ def test_padding_uses_both_marks() -> None:
 
 
 def test_the_limit_of_ten_is_reached() -> None:
-    inputs = MOE_EXPERTS.make_inputs(MOE_EXPERTS.suites["default"][1], 0)
-    gate_up = inputs["x"].double() @ inputs["w_gate_up"].double().transpose(1, 2)
-    assert (gate_up > 10).any()
-    assert (gate_up < -10).any()
+    found = []
+    for workload in MOE_EXPERTS.suites["default"]:
+        inputs = MOE_EXPERTS.make_inputs(workload, 0)
+        gate_up = inputs["x"].double() @ inputs["w_gate_up"].double().transpose(1, 2)
+        found.append(bool((gate_up > 10).any() and (gate_up < -10).any()))
+    assert sum(found) >= 2
 
 
 @pytest.mark.parametrize(

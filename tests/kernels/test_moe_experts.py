@@ -150,6 +150,20 @@ def test_padding_is_skipped(implementation: object) -> None:
 
 
 @pytest.mark.parametrize("implementation", [experts_loop, experts_sorted])
+@pytest.mark.parametrize("weight", [float("nan"), float("inf"), -1.0])
+def test_the_weight_of_padding_counts_for_nothing(implementation: object, weight: float) -> None:
+    inputs = MOE_EXPERTS.make_inputs(point("padding", tokens=12, top_k=3), 0)
+    expected = experts_loop(**inputs, swiglu_limit=10.0)
+    padded = (inputs["topk_ids"] < 0) | (inputs["topk_ids"] == 8)
+    assert padded.any()
+    inputs["topk_weights"][padded] = weight
+    assert differing(implementation(**inputs, swiglu_limit=10.0), expected) == 0
+    # Where it is no padding it does count.
+    inputs["topk_weights"][~padded] = weight
+    assert differing(implementation(**inputs, swiglu_limit=10.0), expected) > 0
+
+
+@pytest.mark.parametrize("implementation", [experts_loop, experts_sorted])
 def test_no_tokens_give_no_rows(implementation: object) -> None:
     inputs = MOE_EXPERTS.make_inputs(point(tokens=0), 0)
     assert implementation(**inputs, swiglu_limit=10.0).shape == (0, 64)
