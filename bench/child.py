@@ -118,6 +118,7 @@ def _numbers(sample: Sample) -> dict[str, Any]:
     return {
         "ns": sample.ns,
         "host_ns": sample.host_ns,
+        "cpu_ns": sample.cpu_ns,
         "changed": [list(entry) for entry in sample.changed],
         "threads": sample.threads,
         "outputs": [len(outputs) for outputs in sample.outputs],

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, BinaryIO, NoReturn, Self
@@ -19,6 +20,8 @@ from bitgate.records.types import Pairs
 # The child's own watchdog fires first, so that the place where it hung is among its last words.
 _GRACE_S = 3.0
 _CLOSE_S = 5.0
+_LAST_WORDS_S = 1.0
+_POLL_S = 0.005
 _TAIL_BYTES = 4096
 
 
@@ -108,23 +111,27 @@ class Child:
     def close(self) -> None:
         """End the process, gently first, and everything it started; may be called again."""
         self._connection.close()
-        if self._process.returncode is None:
-            try:
-                self._process.wait(_CLOSE_S)
-            except subprocess.TimeoutExpired:
-                self._kill()
+        self._end(_CLOSE_S)
         self._noise.close()
 
-    def _kill(self) -> None:
-        with suppress(ProcessLookupError):
+    def _end(self, patience_s: float) -> None:
+        """Let it end by itself for so long, then end its whole group.
+
+        A side may have started processes, which outlive theirs. The group is ended before the
+        process is reaped: until then nobody else can have its number.
+        """
+        if self._process.returncode is not None:
+            return
+        deadline = time.monotonic() + patience_s
+        gone = os.WEXITED | os.WNOWAIT | os.WNOHANG
+        while not os.waitid(os.P_PID, self._process.pid, gone) and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
+        with suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
 
     def _fail(self, what: str) -> NoReturn:
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(1.0)
-        if self._process.returncode is None:
-            self._kill()
+        self._end(_LAST_WORDS_S)
         size = self._noise.seek(0, os.SEEK_END)
         self._noise.seek(max(0, size - _TAIL_BYTES))
         words = self._noise.read().decode(errors="replace").strip() or "(none)"

@@ -4,30 +4,36 @@ Rounds go to several fresh processes in turn. In each, both sides run once, in t
 declared seed gives, on contents that nobody has seen before: on shared contents the second slot
 would find its libraries prepared by the first. Every output that was timed comes back and is
 compared bit for bit with the reference, which runs in a process of its own.
+
+Both sides share their processes, so one could slow the other down. Before a candidate counts as
+faster, the baseline must be as fast beside it as in a process that never saw it.
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from pathlib import Path
+from functools import cache
 from typing import Any, NoReturn
 
 from bitgate.bench.effect import NULL_ROUNDS
 from bitgate.bench.process import Child
-from bitgate.bench.signs import claim, flips
+from bitgate.bench.sides import Contest, Process, flattened, started
+from bitgate.bench.signs import Claim, claim, flips
 from bitgate.bench.witness import (
     clock_quarrel,
     verify_conduct,
+    verify_rival,
     verify_sample,
     verify_settings,
 )
 from bitgate.kernels.spec import Tensors
-from bitgate.parity.gates.base import Budget, Progress, Subject
+from bitgate.parity.gates.base import Budget, Progress
 from bitgate.parity.gates.session import STANDARD, child_environment
 from bitgate.parity.gates.session import Session as References
 from bitgate.records.errors import Inconclusive
+from bitgate.records.stats import median_ns
 from bitgate.records.types import Discard, Measurement, Pairs, Plan, Workload
 
 SAMPLE_RESOLUTIONS = 100
@@ -39,19 +45,6 @@ WARM_ROUNDS = 16
 
 # Inputs of the gates are numbered from 0; timing never meets contents that a candidate has seen.
 _FIRST_INDEX = 1 << 40
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Contest:
-    """What is timed against what.
-
-    `subject` is the candidate with its reference, constants and conditions; the baseline is
-    `baseline_target`, module:function below `baseline_root` (None: in this package).
-    """
-
-    subject: Subject
-    baseline_target: str
-    baseline_root: Path | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,37 +99,20 @@ def measure(
                 progress=progress,
             )
         )
-        facts = _start(children, contest, cold=plan.regime == "cold")
+        cold = plan.regime == "cold"
+        shared = started(children, contest, "BC", cold=cold)
+
+        @cache
+        def alone() -> Process:
+            child = stack.enter_context(Child(environment, timeout_s))
+            return started([child], contest, "B", cold=cold)[0]
+
         for workload in workloads:
-            yield workload, _Session(contest, workload, plan, children, facts, references).run()
+            yield workload, _Session(contest, workload, plan, shared, alone, references).run()
 
 
 def _no_evidence(data: bytes, media: str) -> NoReturn:
     raise AssertionError(f"timing keeps its evidence in the measurement, got {len(data)} {media}")
-
-
-def _start(children: list[Child], contest: Contest, *, cold: bool) -> list[dict[str, Any]]:
-    """Load both sides in every child, all at once; the facts that they report."""
-    subject = contest.subject
-    header = {
-        "device": subject.candidate.device,
-        "threads": subject.threads,
-        "cold": cold,
-        "sides": {
-            "B": _target(contest.baseline_target, contest.baseline_root),
-            "C": _target(subject.candidate.implementation, subject.root),
-        },
-    }
-    for child in children:
-        child.send(header, {})
-    facts = [child.receive()[0]["facts"] for child in children]
-    for fact in facts:
-        verify_settings(fact["before"], fact["after"], "importing the two sides")
-    return facts
-
-
-def _target(target: str, root: Path | None) -> dict[str, str | None]:
-    return {"target": target, "root": None if root is None else str(root)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,22 +134,22 @@ class _Session:
         contest: Contest,
         workload: Workload,
         plan: Plan,
-        children: list[Child],
-        facts: list[dict[str, Any]],
+        processes: list[Process],
+        alone: Callable[[], Process],
         references: References,
     ) -> None:
         self._subject = contest.subject
         self._workload = workload
         self._plan = plan
-        self._children = children
-        self._facts = facts
+        self._processes = processes
+        self._alone = alone
         self._references = references
         self._used = 0
 
     def run(self) -> Timed:
         """Warm up, calibrate, time the baseline against itself, then against the candidate."""
         for _ in range(WARM_ROUNDS):
-            self._ask(self._children, "warm")
+            self._ask(self._processes, "warm")
         self._plan = replace(self._plan, calls_per_sample=self._calls_per_sample())
         null_order, null = self._null()
         rounds = self._pairs()
@@ -186,8 +162,8 @@ class _Session:
             )
         measurement = Measurement(
             plan=self._plan,
-            timer=self._facts[0]["timer"],
-            resolution_ns=max(fact["resolution_ns"] for fact in self._facts),
+            timer=self._processes[0].facts["timer"],
+            resolution_ns=max(one.facts["resolution_ns"] for one in self._processes),
             baseline_ns=tuple(entry.baseline_ns for entry in kept),
             candidate_ns=tuple(entry.candidate_ns for entry in kept),
             order="".join(entry.first for entry in kept),
@@ -198,14 +174,17 @@ class _Session:
             null_candidate_ns=tuple(entry.candidate_ns for entry in null),
             null_order=null_order,
         )
-        empty_ns = max(fact["empty_ns"] for fact in self._facts)
-        return Timed(measurement=measurement, notes=(("bench:empty_call_ns", str(empty_ns)),))
+        empty_ns = max(one.facts["empty_ns"] for one in self._processes)
+        notes = [("bench:empty_call_ns", str(empty_ns))]
+        if self._claim(rounds).effect == "FASTER":
+            notes.append(("bench:baseline_alone_ns", str(self._baseline_alone())))
+        return Timed(measurement=measurement, notes=tuple(notes))
 
     def _calls_per_sample(self) -> int:
         """How many calls make a sample that the clock resolves a hundredfold."""
-        answer = self._ask([self._children[0]], "calibrate")[0]
+        answer = self._ask([self._processes[0]], "calibrate")[0]
         fastest_ns = max(1, min(answer["fastest_ns"].values()))
-        needed_ns = SAMPLE_RESOLUTIONS * self._facts[0]["resolution_ns"]
+        needed_ns = SAMPLE_RESOLUTIONS * self._processes[0].facts["resolution_ns"]
         calls = -(-needed_ns // fastest_ns)
         if calls > MAX_CALLS_PER_SAMPLE:
             raise Inconclusive(
@@ -216,12 +195,12 @@ class _Session:
 
     def _null(self) -> tuple[str, list[_Round]]:
         """The baseline against itself: the same way, with coin flips of its own."""
-        count = len(self._children)
+        count = len(self._processes)
         visit = -(-NULL_ROUNDS // count)
         order = flips(self._plan.order_seed, count * visit, "null")
         rounds: list[_Round] = []
         for process in range(count):
-            self._ask([self._children[process]], "warm")
+            self._ask([self._processes[process]], "warm")
             for first in order[process * visit : (process + 1) * visit]:
                 rounds.append(self._round(process, first, ("B", "B")))
                 label = f"{self._workload.key}, baseline against itself"
@@ -230,13 +209,13 @@ class _Session:
 
     def _pairs(self) -> list[_Round]:
         """Visit the processes in turn; stop once a claim stands and all have had their say."""
-        plan, count = self._plan, len(self._children)
+        plan, count = self._plan, len(self._processes)
         order = flips(plan.order_seed, plan.rounds)
         visit = min(VISIT_ROUNDS, -(-plan.rounds // count))
         rounds: list[_Round] = []
         for number, start in enumerate(range(0, plan.rounds, visit)):
             process = number % count
-            self._ask([self._children[process]], "warm")
+            self._ask([self._processes[process]], "warm")
             for first in order[start : start + visit]:
                 rounds.append(self._round(process, first, ("B", "C")))
                 self._references.progress(self._workload.key, len(rounds), plan.rounds)
@@ -244,64 +223,106 @@ class _Session:
                 break
         return rounds
 
-    def _claimed(self, rounds: list[_Round]) -> bool:
+    def _claim(self, rounds: list[_Round]) -> Claim:
         kept = [entry for entry in rounds if entry.reason is None]
-        found = claim(
+        return claim(
             [entry.baseline_ns for entry in kept],
             [entry.candidate_ns for entry in kept],
             margin=Fraction(self._plan.margin),
             alpha=Fraction(self._plan.alpha),
         )
-        everyone = {entry.process for entry in kept} == set(range(len(self._children)))
-        return everyone and found.effect != "INCONCLUSIVE"
 
-    def _ask(self, children: list[Child], kind: str) -> list[dict[str, Any]]:
-        """Send the same fresh inputs to some children; their answers, which hold no samples."""
+    def _claimed(self, rounds: list[_Round]) -> bool:
+        everyone = {entry.process for entry in rounds if entry.reason is None}
+        complete = everyone == set(range(len(self._processes)))
+        return complete and self._claim(rounds).effect != "INCONCLUSIVE"
+
+    def _baseline_alone(self) -> int:
+        """Time the baseline beside the candidate and without it; its median without, in ns.
+
+        Raises:
+            TimingRefused: it is clearly slower beside the candidate.
+        """
+        alone, count = self._alone(), len(self._processes)
+        visit = -(-NULL_ROUNDS // count)
+        order = flips(self._plan.order_seed, count * visit, "alone")
+        for _ in range(WARM_ROUNDS):
+            self._ask([alone], "warm")
+        beside_ns: list[int] = []
+        alone_ns: list[int] = []
+        for number, first in enumerate(order):
+            shared = self._processes[number // visit]
+            if number % visit == 0:
+                self._ask([shared, alone], "warm")
+            takes = ((shared, beside_ns), (alone, alone_ns))
+            for process, times in takes if first == "B" else takes[::-1]:
+                [sample] = self._samples(process, ("B",))
+                times.append(self._per_call(sample))
+            label = f"{self._workload.key}, baseline without the candidate"
+            self._references.progress(label, len(alone_ns), len(order))
+        verify_rival(beside_ns, alone_ns)
+        return median_ns(alone_ns)
+
+    def _ask(self, processes: list[Process], kind: str) -> list[dict[str, Any]]:
+        """Send the same fresh inputs to some processes; their answers, which hold no samples."""
         header = {"kind": kind, "constants": dict(self._subject.constants)}
-        flat = _flat([self._inputs(1)])
-        for child in children:
-            child.send(header, flat)
-        return [child.receive()[0] for child in children]
+        flat = flattened([self._inputs(1)])
+        for process in processes:
+            process.child.send(header, flat)
+        return [process.child.receive()[0] for process in processes]
 
-    def _round(self, process: int, first: str, sides: tuple[str, str]) -> _Round:
+    def _round(self, number: int, first: str, sides: tuple[str, str]) -> _Round:
         """Time both sides once; `first` is 'B' where the baseline's slot comes first."""
-        child, calls = self._children[process], self._plan.calls_per_sample
-        kernel, number = self._subject.kernel, self._used
-        inputs = [self._inputs(calls) for _ in sides]
+        process = self._processes[number]
+        slots = sides if first == "B" else sides[::-1]
+        samples = self._samples(process, slots)
+        quarrels = [
+            clock_quarrel(side, sample, process.facts["gap_ns"])
+            for side, sample in zip(slots, samples, strict=True)
+        ]
+        times = [self._per_call(sample) for sample in samples]
+        baseline_ns, candidate_ns = times if first == "B" else times[::-1]
+        return _Round(
+            baseline_ns=baseline_ns,
+            candidate_ns=candidate_ns,
+            first=first,
+            process=number,
+            reason=next((quarrel for quarrel in quarrels if quarrel), None),
+        )
+
+    def _samples(self, process: Process, slots: tuple[str, ...]) -> list[dict[str, Any]]:
+        """One verified sample per slot, on fresh contents.
+
+        Raises:
+            TimingRefused: an output was wrong, or a side did what it must not do.
+        """
+        kernel, calls, number = self._subject.kernel, self._plan.calls_per_sample, self._used
+        inputs = [self._inputs(calls) for _ in slots]
         expected = [
             [self._expected(number + slot * calls + call, one) for call, one in enumerate(given)]
             for slot, given in enumerate(inputs)
         ]
-        slots = sides if first == "B" else sides[::-1]
         header = {
             "kind": "round",
             "constants": dict(self._subject.constants),
             "sides": slots,
         }
         started_ns = time.perf_counter_ns()
-        child.send(header, _flat(inputs))
-        answer, tensors = child.receive()
+        process.child.send(header, flattened(inputs))
+        answer, tensors = process.child.receive()
         elapsed_ns = time.perf_counter_ns() - started_ns
-        samples = answer["samples"]
+        samples: list[dict[str, Any]] = answer["samples"]
         for slot, (side, sample) in enumerate(zip(slots, samples, strict=True)):
-            verify_conduct(kernel, side, sample, elapsed_ns)
+            verify_conduct(kernel, side, sample, elapsed_ns, self._subject.threads)
             actual = _returned(tensors, slot, sample["outputs"])
             subject = f"{self._workload.key}#{number + slot * calls}"
             verify_sample(kernel, subject, side, expected[slot], actual)
-        verify_settings(self._facts[process]["after"], answer["settings"], "a timed call")
-        quarrels = [
-            clock_quarrel(side, sample, self._facts[process]["gap_ns"])
-            for side, sample in zip(slots, samples, strict=True)
-        ]
-        times = [max(1, (sample["ns"] + calls // 2) // calls) for sample in samples]
-        baseline_ns, candidate_ns = times if first == "B" else times[::-1]
-        return _Round(
-            baseline_ns=baseline_ns,
-            candidate_ns=candidate_ns,
-            first=first,
-            process=process,
-            reason=next((quarrel for quarrel in quarrels if quarrel), None),
-        )
+        verify_settings(process.facts["after"], answer["settings"], "a timed call")
+        return samples
+
+    def _per_call(self, sample: dict[str, Any]) -> int:
+        calls = self._plan.calls_per_sample
+        return int(max(1, (sample["ns"] + calls // 2) // calls))
 
     def _expected(self, number: int, inputs: Tensors) -> Tensors:
         return self._references.expected(f"{self._workload.key}#timed-{number}", inputs)
@@ -326,20 +347,6 @@ def _discards(rounds: list[_Round]) -> tuple[Discard, ...]:
         for index, entry in enumerate(rounds)
         if entry.reason is not None
     )
-
-
-def _flat(inputs: list[list[Tensors]]) -> Tensors:
-    """The slots' calls in one dictionary; its tensors are contiguous and share no memory."""
-    flat: Tensors = {}
-    used: set[int] = set()
-    for slot, calls in enumerate(inputs):
-        for call, given in enumerate(calls):
-            for name, tensor in given.items():
-                storage = tensor.untyped_storage().data_ptr()
-                whole = tensor.is_contiguous() and storage not in used
-                flat[f"{slot}/{call}/{name}"] = tensor if whole else tensor.contiguous().clone()
-                used.add(storage)
-    return flat
 
 
 def _returned(tensors: Tensors, slot: int, counts: list[int]) -> list[list[Any]]:

@@ -24,7 +24,8 @@ from bitgate.bench.process import ChildFailed
 from bitgate.bench.recheck import recheck
 from bitgate.bench.resolve import Job, environment_of, resolve
 from bitgate.bench.resume import RunState
-from bitgate.bench.session import Contest, Timed, measure
+from bitgate.bench.session import Timed, measure
+from bitgate.bench.sides import Contest
 from bitgate.bench.witness import TimingRefused
 from bitgate.kernels import probes
 from bitgate.parity import gates

@@ -8,7 +8,7 @@ import gc
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from time import CLOCK_MONOTONIC_RAW, clock_gettime_ns
+from time import CLOCK_MONOTONIC_RAW, CLOCK_PROCESS_CPUTIME_ID, clock_gettime_ns
 from typing import Any
 
 import torch
@@ -38,12 +38,14 @@ Function = Callable[..., Any]
 class Sample:
     """One sample: `ns` by the device's timer and `host_ns` by the host's raw clock around it.
 
+    `cpu_ns` is what all threads of the process worked meanwhile.
     `outputs[call]` are copies on the CPU, taken as soon as the clocks had stopped; `changed` are
     the inputs that a call wrote to, as (call, name); `threads` counts the threads that it left.
     """
 
     ns: int
     host_ns: int
+    cpu_ns: int
     outputs: tuple[tuple[torch.Tensor, ...], ...]
     changed: tuple[tuple[int, str], ...]
     threads: int
@@ -104,7 +106,7 @@ class Stopwatch:
             calls = [{**tensors, **constants} for tensors in placed]
             self._poison(len(calls))
             threads = _active_threads()
-            ns, host_ns, returned = self._time(function, calls)
+            ns, host_ns, cpu_ns, returned = self._time(function, calls)
             threads = _active_threads() - threads
             outputs = tuple(self._copies(value) for value in returned)
             changed = tuple(
@@ -114,11 +116,18 @@ class Stopwatch:
                 if not _same(tensor, placed[call][name].cpu())
             )
         self._output_bytes = tuple(output.nbytes for output in outputs[0])
-        return Sample(ns=ns, host_ns=host_ns, outputs=outputs, changed=changed, threads=threads)
+        return Sample(
+            ns=ns,
+            host_ns=host_ns,
+            cpu_ns=cpu_ns,
+            outputs=outputs,
+            changed=changed,
+            threads=threads,
+        )
 
     def _time(
         self, function: Function, calls: list[dict[str, Any]]
-    ) -> tuple[int, int, list[object]]:
+    ) -> tuple[int, int, int, list[object]]:
         returned: list[object] = []
 
         def calls_in_a_row() -> None:
@@ -127,12 +136,14 @@ class Stopwatch:
         self._flush()
         _stop_collecting()
         self._synchronize()
+        start_cpu_ns = clock_gettime_ns(CLOCK_PROCESS_CPUTIME_ID)
         start_ns = clock_gettime_ns(CLOCK_MONOTONIC_RAW)
         ns = self._elapsed_ns(calls_in_a_row)
         self._synchronize()
         host_ns = clock_gettime_ns(CLOCK_MONOTONIC_RAW) - start_ns
+        cpu_ns = clock_gettime_ns(CLOCK_PROCESS_CPUTIME_ID) - start_cpu_ns
         _resume_collecting()
-        return ns, host_ns, returned
+        return ns, host_ns, cpu_ns, returned
 
     def _place(self, inputs: list[Tensors]) -> list[Tensors]:
         """Copies on the device. The previous ones are kept alive, so that addresses change."""

@@ -1,22 +1,31 @@
 """Judging what a timing child sent back: were the outputs right, and is the time a time?"""
 
+from collections.abc import Sequence
+from fractions import Fraction
 from typing import Any
 
+from bitgate.bench.effect import NULL_ALPHA
+from bitgate.bench.signs import claim
 from bitgate.kernels.spec import Kernel, Tensors
 from bitgate.parity.compare import compare_tensors
 from bitgate.records.errors import BitgateError
+from bitgate.records.stats import median_ns
 from bitgate.records.types import Comparison
 
 # The host's clock is read just outside the device's timer; beyond this they contradict each other.
 _GAP_NS = 20_000
 _GAP_SHARE = 0.05
+# What drivers and allocators do in threads of their own beside the granted ones.
+_WORK_SHARE = 1.5
+# Two processes with the same code differ by a few percent, by where their memory happens to lie.
+_RIVAL_MARGIN = "0.25"
 
 
 class TimingRefused(BitgateError):  # noqa: N818 - an outcome, not a defect
     """What a side did while it was timed rules out every time taken from it.
 
-    `side` is 'B' or 'C'; `code` is output, input, threads, settings or clock; `comparison` holds
-    the first mismatch where an output differed.
+    `side` is 'B' or 'C'; `code` is output, input, threads, settings, clock or rival; `comparison`
+    holds the first mismatch where an output differed.
     """
 
     def __init__(
@@ -61,7 +70,9 @@ def verify_sample(
             )
 
 
-def verify_conduct(kernel: Kernel, side: str, sample: dict[str, Any], elapsed_ns: int) -> None:
+def verify_conduct(
+    kernel: Kernel, side: str, sample: dict[str, Any], elapsed_ns: int, granted: int
+) -> None:
     """Refuse what no honest sample leaves behind.
 
     Args:
@@ -69,9 +80,11 @@ def verify_conduct(kernel: Kernel, side: str, sample: dict[str, Any], elapsed_ns
         side: 'B' or 'C'.
         sample: what the child reports.
         elapsed_ns: how long the whole request took by the parent's clock.
+        granted: how many threads both sides are given.
 
     Raises:
-        TimingRefused: inputs were written to, threads were left running, or the time is no time.
+        TimingRefused: inputs were written to, threads were left running, more threads worked than
+            are granted, or the time is no time.
     """
     kept = {spec.name for spec in kernel.inputs if spec.role != "state"}
     written = sorted({name for _, name in sample["changed"]} & kept)
@@ -85,6 +98,15 @@ def verify_conduct(kernel: Kernel, side: str, sample: dict[str, Any], elapsed_ns
         raise TimingRefused(
             f"{name_of(side)} left {sample['threads']} more threads than it found; "
             "work that is still going on is not in the time",
+            side=side,
+            code="threads",
+        )
+    # Threads that a side takes for the call and gives back show in the work alone.
+    if sample["cpu_ns"] > _WORK_SHARE * granted * sample["host_ns"] + _GAP_NS:
+        raise TimingRefused(
+            f"{name_of(side)}: its process worked {sample['cpu_ns']} ns within {sample['host_ns']} "
+            f"ns, more than {granted} threads can; both sides get {granted}. Set OMP_NUM_THREADS "
+            "in env for both to give them more",
             side=side,
             code="threads",
         )
@@ -108,6 +130,27 @@ def verify_settings(before: dict[str, str], after: dict[str, str], when: str) ->
             "would be timed under them. Restore them before returning",
             side="C",
             code="settings",
+        )
+
+
+def verify_rival(beside_ns: Sequence[int], alone_ns: Sequence[int]) -> None:
+    """Refuse a candidate whose presence slows the baseline down.
+
+    Args:
+        beside_ns: times of the baseline in processes that loaded the candidate, too.
+        alone_ns: its times, taken in turn with those, in a process that never saw the candidate.
+
+    Raises:
+        TimingRefused: without the candidate it is faster by more than processes differ by chance.
+    """
+    found = claim(beside_ns, alone_ns, margin=Fraction(_RIVAL_MARGIN), alpha=Fraction(NULL_ALPHA))
+    if found.effect == "FASTER":
+        raise TimingRefused(
+            f"the baseline takes {median_ns(beside_ns)} ns beside the candidate and "
+            f"{median_ns(alone_ns)} ns without it: what the candidate does to their process slows "
+            "the baseline down. Look for patched functions, traces and running threads",
+            side="C",
+            code="rival",
         )
 
 

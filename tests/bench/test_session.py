@@ -1,13 +1,15 @@
 """Real timing processes, with planted cheats; the reference answers in this process."""
 
 import textwrap
+import time
 from pathlib import Path
 
 import pytest
 
 from bitgate.bench.effect import effect
 from bitgate.bench.process import Child, ChildFailed
-from bitgate.bench.session import Contest, measure
+from bitgate.bench.session import measure
+from bitgate.bench.sides import Contest
 from bitgate.bench.witness import TimingRefused
 from bitgate.kernels import catalogue
 from bitgate.parity.gates import Subject
@@ -130,6 +132,20 @@ CHEATS = {
         """,
         "threads",
     ),
+    "slows the baseline down": (
+        """
+        import theirs
+
+        def slow(**a):
+            time.sleep(0.003)
+            return experts_loop(**a)
+
+        def run(**a):
+            theirs.experts_loop = slow
+            return experts_loop(**a)
+        """,
+        "rival",
+    ),
     "takes more threads for itself": (
         "torch.set_num_threads(2)\n" + SAME,
         "settings",
@@ -173,6 +189,36 @@ FAILURES = {
 def test_a_child_that_fails_gives_no_sample(run, body, words):
     with pytest.raises(ChildFailed, match=words):
         run(body, timeout_s=5)
+
+
+def test_nothing_that_a_side_started_outlives_the_session(run, tmp_path):
+    body = f"""
+        STARTED = []
+        def run(**a):
+            if not STARTED:
+                STARTED.append(os.fork())
+                if STARTED == [0]:
+                    time.sleep(60)
+                    os._exit(0)
+                with open({str(tmp_path / "started")!r}, "a") as file:
+                    print(STARTED[0], file=file)
+            return experts_loop(**a)
+    """
+    run(textwrap.dedent(body), rounds=1)
+    started = [int(word) for word in (tmp_path / "started").read_text().split()]
+    assert len(started) == 1
+    deadline = time.monotonic() + 10
+    while alive(started[0]) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not alive(started[0])
+
+
+def alive(process: int) -> bool:
+    """Whether it still runs; a zombie only waits for somebody to reap it."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 def test_a_missing_module_is_told_with_its_name():

@@ -7,6 +7,7 @@ from bitgate.bench.witness import (
     TimingRefused,
     clock_quarrel,
     verify_conduct,
+    verify_rival,
     verify_sample,
     verify_settings,
 )
@@ -18,7 +19,8 @@ OUTPUTS = {
     "comb": torch.ones(2, 4, 4),
     "layer_input": torch.ones(2, 8).bfloat16(),
 }
-GOOD = {"ns": 1000, "host_ns": 1100, "changed": [], "threads": 0}
+GOOD = {"ns": 1000, "host_ns": 1100, "cpu_ns": 1000, "changed": [], "threads": 0}
+LONG = {"ns": 1_000_000, "host_ns": 1_000_000}
 
 
 def code_of(call):
@@ -29,7 +31,7 @@ def code_of(call):
 
 def test_an_honest_sample_is_accepted():
     verify_sample(KERNEL, "s", "C", [OUTPUTS], [list(OUTPUTS.values())])
-    verify_conduct(KERNEL, "C", GOOD, 2000)
+    verify_conduct(KERNEL, "C", GOOD, 2000, 1)
     verify_settings({"threads": "1"}, {"threads": "1"}, "x")
     assert clock_quarrel("C", GOOD, 50) is None
 
@@ -68,7 +70,28 @@ def test_empty_outputs_prove_nothing():
     ],
 )
 def test_dishonest_samples_are_refused(change, code):
-    assert code_of(lambda: verify_conduct(KERNEL, "C", GOOD | change, 2000)) == code
+    assert code_of(lambda: verify_conduct(KERNEL, "C", GOOD | change, 2000, 1)) == code
+
+
+def test_threads_that_were_taken_and_given_back_show_in_the_work():
+    two = GOOD | LONG | {"cpu_ns": 1_800_000}
+    assert code_of(lambda: verify_conduct(KERNEL, "C", two, 2_000_000, 1)) == "threads"
+    verify_conduct(KERNEL, "C", two, 2_000_000, 2)
+
+
+@pytest.mark.parametrize(
+    ("alone_ns", "refused"), [(500, True), (700, True), (900, False), (1000, False), (2000, False)]
+)
+def test_a_candidate_must_not_slow_the_baseline_down(alone_ns, refused):
+    times = [1000 + place for place in range(20)], [alone_ns + place for place in range(20)]
+    if refused:
+        assert code_of(lambda: verify_rival(*times)) == "rival"
+    else:
+        verify_rival(*times)
+
+
+def test_a_few_slow_rounds_beside_the_candidate_are_no_sabotage():
+    verify_rival([2000] * 12 + [1000] * 8, [1000] * 20)
 
 
 def test_a_changed_setting_is_named():
