@@ -282,10 +282,17 @@ class Ledger:
         path, node = self.root / ".writer", platform.node()
         place = f"{node}:{self.root.resolve()}"
         with locked(self.root):
-            if path.exists():
-                name, _, known = path.read_text().strip().partition(" ")
-                if known == place:
-                    return name
+            try:
+                noted = path.read_bytes().decode("utf-8", "replace")
+            except FileNotFoundError:
+                noted = ""
+            except OSError as error:
+                raise EnvironmentUnfit(
+                    f"cannot read this clone's writer id: {path}: {error.strerror}"
+                ) from error
+            name, _, known = noted.strip().partition(" ")
+            if known == place and _NAME.fullmatch(name):
+                return name
             slug = re.sub(r"[^a-z0-9-]+", "-", node.lower()).strip("-")[:40] or "node"
             name = f"{slug}-{secrets.token_hex(4)}"
             replace_file(path, f"{name} {place}\n".encode())

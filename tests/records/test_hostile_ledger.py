@@ -351,3 +351,32 @@ def test_a_place_that_takes_no_directory_is_a_clear_error(ledger, chain, evidenc
     lock.mkdir()
     with pytest.raises(EnvironmentUnfit, match=r"cannot write .*\.lock"):
         ledger.writer("a").append(make["lane"]())
+
+
+@pytest.mark.parametrize(
+    "spoiled",
+    [b"\xff\xfe", b"", b"../x %(place)s", b"objects-only"],
+    ids=["bytes", "empty", "path", "no place"],
+)
+def test_a_spoiled_writer_id_is_drawn_again(ledger, spoiled):
+    name = ledger.writer().name
+    path = ledger.root / ".writer"
+    assert ledger.writer().name == name
+    place = path.read_bytes().split(b" ", 1)[1]
+    path.write_bytes(spoiled.replace(b"%(place)s", place))
+    again = ledger.writer().name
+    assert again != name
+    assert ledger.writer().name == again
+    to_directory(path)
+    with pytest.raises(EnvironmentUnfit, match="cannot read this clone's writer id"):
+        ledger.writer()
+
+
+def test_a_clock_that_goes_back_keeps_the_rows_in_order(ledger, make, monkeypatch):
+    rows = ledger.writer("a")
+    for number, time in enumerate(("2030-01-01T00:00:00Z", "2020-01-01T00:00:00Z")):
+        monkeypatch.setattr("bitgate.records.writer.utc_now", lambda time=time: time)
+        rows.append(make["lane"](id=str(number)))
+    assert [entry.body.id for entry in ledger.entries()] == ["0", "1"]
+    assert {entry.created_at for entry in ledger.entries()} == {"2030-01-01T00:00:00Z"}
+    assert ledger.verify(strict=True).ok
