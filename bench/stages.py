@@ -65,13 +65,17 @@ class Stage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """How one workload ended: its record, and what the policy made of it."""
+    """How one workload ended: its record, and what the policy made of it.
+
+    `refused` says that it could have stood in its lane and the policy found something missing.
+    """
 
     workload: Workload
     entry: Entry[Record]
     effect: EffectReport | None
     ending: Ending
     reason: str
+    refused: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -333,12 +337,14 @@ def _decide(
 ) -> Row:
     ending: Ending = cast("Ending", finding.outcome)
     reason = finding.reason
+    refused = False
     wins = finding.effect is not None and finding.effect.effect == "FASTER"
     if finding.outcome == "passed" and (open_lane or (wins and finding.baseline is not None)):
         try:
             made = promote(writer, entry.id, recheck=recheck(), author=author, first=open_lane)
             ending, reason = _ending(made), f"{finding.reason}; {made.reason}"
         except PromotionRefused as error:
+            refused = True
             reason = f"{finding.reason}; not promoted, missing: {'; '.join(error.missing)}"
     return Row(
         workload=finding.workload,
@@ -346,6 +352,7 @@ def _decide(
         effect=finding.effect,
         ending=ending,
         reason=reason,
+        refused=refused,
     )
 
 
@@ -359,7 +366,12 @@ def _promotion(rows: tuple[Row, ...]) -> Stage:
         counts[row.ending] = counts.get(row.ending, 0) + 1
     summary = ", ".join(f"{count} {ending}" for ending, count in counts.items())
     changed = any(row.ending in {"promoted", "opened"} for row in rows)
-    return Stage(name="promote" if changed else "no promotion", outcome="pass", reason=summary)
+    refused = next((row.reason for row in rows if row.refused), None)
+    return Stage(
+        name="promote" if changed else "no promotion",
+        outcome="pass" if refused is None else "fail",
+        reason=summary if refused is None else f"{summary}; refused: {refused}",
+    )
 
 
 def _seconds(started: float) -> int:

@@ -77,7 +77,7 @@ class GateSettings:
 class BenchSettings:
     """How the timing runs; `order_seed` is drawn where it is None.
 
-    `kill_below_saving_ns` is the projected saving per call below which the lane isn't worth more.
+    A candidate that saves less than `kill_below_saving_ns` per call is rejected.
     """
 
     regime: Regime = "warm"
@@ -162,21 +162,31 @@ class _Reader:
             )
         if "candidate" not in document:
             raise self.error((), "section [candidate] is missing; `bitgate new candidate` shows it")
-        workloads = self.section(document, "workloads", WORKLOADS)
-        if "bundle" in workloads:
-            workloads["bundle"] = self.folder / workloads["bundle"]
-        if "shapes" in workloads and "dtype" not in workloads:
-            raise self.error(
-                ("workloads", "shapes"), "[workloads]: shapes need a dtype beside them"
-            )
         return CandidateFile(
             path=self.path,
             candidate=self.side(document, "candidate"),
             baseline=self.baseline(document),
-            workloads=Workloads(**workloads),
+            workloads=self.workloads(document),
             gates=GateSettings(**self.section(document, "gates", GATES)),
             bench=BenchSettings(**self.section(document, "bench", BENCH)),
         )
+
+    def workloads(self, document: dict[str, Any]) -> Workloads:
+        workloads = self.section(document, "workloads", WORKLOADS)
+        if "bundle" in workloads:
+            workloads["bundle"] = self.folder / workloads["bundle"]
+        for key in ("dtype", "cases"):
+            if key in workloads and "shapes" not in workloads:
+                raise self.error(
+                    ("workloads", key),
+                    f"[workloads] {key}: it belongs to shapes, and there are none; a suite and a "
+                    "bundle bring their own",
+                )
+        if "shapes" in workloads and "dtype" not in workloads:
+            raise self.error(
+                ("workloads", "shapes"), "[workloads]: shapes need a dtype beside them"
+            )
+        return Workloads(**workloads)
 
     def baseline(self, document: dict[str, Any]) -> Side | Literal["promoted"] | None:
         found = document.get("baseline")

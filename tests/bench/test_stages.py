@@ -212,7 +212,7 @@ def test_a_saving_below_the_kill_criterion_is_rejected(
     path.write_text(path.read_text().replace("6000", "5000"))
     row, code = row_of(go, path, fabricate(SAMPLES, HALF), monkeypatch)
     # It may stand now, but without an open lane there is nothing to be promoted in.
-    assert (row.ending, code) == ("passed", 0)
+    assert (row.ending, row.refused, code) == ("passed", True, 1)
     assert "not promoted, missing: " in row.reason
     assert "was never declared" in row.reason
 

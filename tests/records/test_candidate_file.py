@@ -218,3 +218,10 @@ def test_the_largest_numbers_are_taken(tmp_path):
     file = read(tmp_path, SIDE + 'env = {A = "x=y z"}\n[bench]\nrounds = 9007199254740991\n')
     assert file.bench.rounds == 2**53 - 1
     assert file.candidate.env == (("A", "x=y z"),)
+
+
+@pytest.mark.parametrize("line", ['cases = ["random"]', 'dtype = "bfloat16"'])
+def test_what_belongs_to_shapes_is_not_ignored_without_them(tmp_path, line):
+    text = refusal(tmp_path, SIDE + f'[workloads]\nsuite = "demo"\n{line}\n')
+    assert "candidate.toml:10:" in text
+    assert "belongs to shapes" in text
