@@ -58,6 +58,13 @@ def raw_bytes(tensor: torch.Tensor) -> np.ndarray[tuple[int], np.dtype[np.uint8]
     return words(tensor).contiguous().numpy().view(np.uint8)
 
 
+def finite(tensor: torch.Tensor) -> int | None:
+    """How many elements are neither infinite nor NaN; None for types other than floats."""
+    if not tensor.is_floating_point():
+        return None
+    return int(tensor.to(torch.float64).isfinite().sum())
+
+
 def hex_pattern(word: int, width: int) -> str:
     """The bit pattern of one element of `width` bytes, such as 0x3f80."""
     return f"0x{word & ((1 << (8 * width)) - 1):0{2 * width}x}"

@@ -67,6 +67,8 @@ class Expected(Value):
     def __post_init__(self) -> None:
         names = [name for name, _ in self.tensors]
         where = f"boundary {self.boundary.key}"
+        constants = [name for name, _ in self.constants]
+        require(len(set(constants)) == len(constants), f"{where}: a constant is given twice")
         require(bool(names), f"{where}: it holds no tensor; nothing would be compared")
         require(len(set(names)) == len(names), f"{where}: two tensors share a name: {names}")
 

@@ -8,6 +8,8 @@ from safetensors import SafetensorError, safe_open
 
 from bitgate.parity.bundle_format import AGAIN, LAYOUT, BundleError, View, storage_key
 
+_WIDEST_BYTES = 8
+
 
 class Storages:
     """The stored bytes of a bundle, by number, read when they are asked for."""
@@ -18,7 +20,7 @@ class Storages:
         for path in sorted(folder.glob("tensors-*.safetensors")):
             try:
                 shard: Any = safe_open(path, framework="pt")
-                numbers = [int(key[1:]) for key in shard.keys()]  # noqa: SIM118 - not a dict
+                numbers = [_number(shard, key) for key in shard.keys()]  # noqa: SIM118 - not a dict
             except (SafetensorError, ValueError) as error:
                 raise BundleError(f"{path}: not a shard of a bundle: {error}; {AGAIN}") from None
             for number in numbers:
@@ -38,10 +40,21 @@ class Storages:
         return held.clone()
 
 
+def _number(shard: Any, key: str) -> int:
+    """Which storage a key of a shard names; ValueError unless it is one, of plain bytes."""
+    number = int(key[1:])
+    if storage_key(number) != key:
+        raise ValueError(f"expected keys such as {storage_key(number)}, got {key}")
+    held = shard.get_slice(key)
+    if held.get_dtype() != "U8" or len(held.get_shape()) != 1:
+        raise ValueError(f"{key}: expected flat bytes, got {held.get_dtype()}{held.get_shape()}")
+    return number
+
+
 def view_of(view: View, storage: torch.Tensor) -> torch.Tensor:
     """The tensor that `view` describes, over the uint8 `storage`; BundleError if it cannot be."""
     dtype = getattr(torch, view.dtype, None)
-    if not isinstance(dtype, torch.dtype):
+    if not isinstance(dtype, torch.dtype) or dtype.itemsize > _WIDEST_BYTES:
         raise BundleError(f"{LAYOUT}: tensor {view.tensor} has the unknown dtype {view.dtype}")
     whole = storage.numel() // dtype.itemsize * dtype.itemsize
     try:

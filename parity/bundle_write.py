@@ -64,7 +64,8 @@ class BundleWriter:
 
     Raises:
         UsageError: the directory exists and is not empty, or its parent does not exist.
-        EnvironmentUnfit: no room on the disk; what was written is removed.
+        EnvironmentUnfit: the parent is read-only, or there is no room on the disk; what was written
+            is removed.
     """
 
     def __init__(self, path: Path, *, shard_bytes: int = SHARD_BYTES) -> None:
@@ -72,7 +73,12 @@ class BundleWriter:
         self.path = path
         self._shard_bytes = shard_bytes
         self._folder = path.parent / f".{path.name}.partial-{secrets.token_hex(4)}"
-        self._folder.mkdir()
+        try:
+            self._folder.mkdir()
+        except OSError as error:
+            raise EnvironmentUnfit(
+                f"{path.parent}: cannot write there: {error.strerror}; name another with --out"
+            ) from None
         self._files = contextlib.ExitStack()
         self._digests, self._layout, self._tokens = (
             self._files.enter_context((self._folder / name).open("wb"))

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -81,6 +82,7 @@ class Session:
         self._expected: dict[str, Expected] = {}
         self._weights: dict[int, tuple[Taken, Snapshot]] = {}
         self._steps: list[StepLine] = []
+        self._last: dict[int, int] = {}
         self._requests = 0
         self.discarded = 0
 
@@ -103,6 +105,12 @@ class Session:
         """Start a step without a context manager; `end` closes it."""
         if self._step is not None:
             raise UsageError(f"step {self._step[0]} is still open; end it before the next one")
+        if token <= self._last.get(request, token - 1):
+            raise UsageError(
+                f"request {request}: expected a token after {self._last[request]}, got {token}; "
+                "the steps of a request follow its tokens"
+            )
+        self._last[request] = token
         self._step = (Step(request=request, token=token), phase)
         self._frames, self._calls = [], Counter()
 
@@ -144,10 +152,21 @@ class Session:
                 )
         frames = [(frame.boundary, self._finish(frame), frame.mutated) for frame in self._frames]
         self._frames = []
+        self._check_order(step, [boundary for boundary, _, _ in frames])
         self._ring.append(_Done(StepLine(step=step, phase=phase, kept=True), frames))
         keep = self._plan.keep_steps
         while self._ring and (keep is None or len(self._ring) > keep):
             self._write(self._ring.popleft(), kept=keep is None)
+
+    def _check_order(self, step: Step, fired: list[Boundary]) -> None:
+        """The first of several differences is the culprit only where the order is always one."""
+        places = {key: index for index, key in enumerate(self._expected)}
+        for before, after in pairwise(fired):
+            if places[after.key] < places[before.key]:
+                raise CaptureIncomplete(
+                    f"{after.key} fired after {before.key} at {step}, but before it in an earlier "
+                    "step; boundaries fire in one order. Capture a model that runs in one stream"
+                )
 
     def _finish(self, frame: _Frame) -> tuple[Snapshot, ...]:
         groups: dict[int, int] = {}

@@ -27,7 +27,12 @@ def read_prompts(path: Path) -> tuple[Prompt, ...]:
     if not path.is_file():
         raise UsageError(f"{path}: expected a file of prompts, found none")
     found = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path}: expected UTF-8 text: {error}") from None
+    # Only ends of lines separate: a text may hold any other character.
+    for number, line in enumerate(text.split("\n"), start=1):
         if line.strip():
             where = f"{path}, line {number}"
             found.append(_from_json(where, line) if path.suffix == ".jsonl" else Prompt(text=line))

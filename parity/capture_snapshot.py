@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from bitgate.parity.bits import words
+from bitgate.parity.bits import finite, words
 from bitgate.parity.bundle_write import Snapshot
 from bitgate.parity.digests import digest
 from bitgate.records.types import Role, TensorMeta
@@ -100,7 +100,7 @@ def snapshot(item: Taken, group: int) -> Snapshot:
     )
     return Snapshot(
         meta=meta,
-        finite=int(copy.to(torch.float64).isfinite().sum()) if copy.is_floating_point() else None,
+        finite=finite(copy),
         offset=int(live.storage_offset()),
         alias_group=group,
         start=item.start,

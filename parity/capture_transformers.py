@@ -53,7 +53,11 @@ def capture_transformers(
     check_eager(model)
     if not prompts:
         raise UsageError("expected at least one prompt, got none")
-    encoded = [_encode(checkpoint.tokenizer, prompt, model.device) for prompt in prompts]
+    encoded = []
+    for prompt in prompts:
+        given = _encode(checkpoint.tokenizer, prompt)
+        _check_fits(model.config, prompt, given, generation.tokens)
+        encoded.append(torch.tensor([given], dtype=torch.int64, device=model.device))
     boundaries = taps.boundaries(model.config)
     plan = Plan(
         boundaries=tuple(tap.declared for tap in boundaries),
@@ -87,8 +91,8 @@ def capture_transformers(
             progress()
 
 
-def _encode(tokenizer: Any | None, prompt: Prompt, device: torch.device) -> torch.Tensor:
-    """[1, tokens] int64."""
+def _encode(tokenizer: Any | None, prompt: Prompt) -> list[int]:
+    """The token ids of a prompt, at least one."""
     ids: Sequence[int] = prompt.token_ids
     if prompt.text is not None:
         if tokenizer is None:
@@ -96,7 +100,24 @@ def _encode(tokenizer: Any | None, prompt: Prompt, device: torch.device) -> torc
         ids = tokenizer(prompt.text)["input_ids"]
     if not ids:
         raise UsageError(f"the prompt {prompt.text!r} has no token")
-    return torch.tensor([list(ids)], dtype=torch.int64, device=device)
+    return list(ids)
+
+
+def _check_fits(config: Any, prompt: Prompt, ids: list[int], tokens: int) -> None:
+    """Raise UsageError where the model has no such token, or no such position."""
+    shown = prompt.text if prompt.text is not None else list(prompt.token_ids)
+    largest = max(ids)
+    if largest >= config.vocab_size:
+        raise UsageError(
+            f"the prompt {shown!r:.60} has the token id {largest}; this model has the ids 0 to "
+            f"{config.vocab_size - 1}"
+        )
+    positions = len(ids) + tokens
+    if positions > config.max_position_embeddings:
+        raise UsageError(
+            f"the prompt {shown!r:.60} has {len(ids)} tokens and {tokens} are to follow; this "
+            f"model has {config.max_position_embeddings} positions: shorten it, or lower --tokens"
+        )
 
 
 def _continue(

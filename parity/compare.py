@@ -148,7 +148,7 @@ def _without_values(frame: Frame, kind: BoundaryClass, note: str) -> Row:
 
 
 def _row(expected: Frame, actual: Frame, origins: Origins) -> Row:
-    for name in ("op", "contract", "constants"):
+    for name in ("op", "contract", "constants", "closed"):
         wanted, found = getattr(expected, name), getattr(actual, name)
         if wanted != found:
             note = f"{name}: expected {wanted}, got {found}"
@@ -177,16 +177,17 @@ def _compare_frames(expected: Frame, actual: Frame, origins: Origins) -> Row:
     return Row(
         step=expected.step,
         boundary=expected.boundary,
-        kind=_class(differences, closed=expected.closed and actual.closed),
+        kind=_class(differences, closed=expected.closed, note=note),
         compared=compared,
         differences=tuple(differences),
         note=note,
     )
 
 
-def _class(differences: list[TensorDifference], *, closed: bool) -> BoundaryClass:
+def _class(differences: list[TensorDifference], *, closed: bool, note: str) -> BoundaryClass:
+    """Inputs that the call changed are results of it, so a difference in them is one of those."""
     roles = {item.role for item in differences}
-    if not roles:
+    if not roles and not note:
         return "equal"
     if "in" in roles:
         return "victim"

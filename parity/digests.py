@@ -62,7 +62,8 @@ def digest_numpy(data: Bytes) -> str:
 
 def digest_torch(tensor: torch.Tensor) -> str:
     """The same digest from torch operations only; slow, and it runs where the tensor lies."""
-    data = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+    plain = tensor.detach().clone(memory_format=torch.contiguous_format)
+    data = plain.reshape(-1).view(torch.uint8)
     length = data.numel()
     padded = torch.zeros(-(-length // 4) * 4, dtype=torch.uint8, device=data.device)
     padded[:length] = data

@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from bitgate.parity.bundle import Bundle, BundleError, BundleWriter, Step
+from bitgate.parity.bundle_format import NO_LAYER
 from bitgate.parity.capture import CaptureIncomplete, Declared, Origin, Plan, capture, tap
+from bitgate.parity.capture_snapshot import take
 from bitgate.parity.digests import digest
 from bitgate.records.errors import EnvironmentUnfit, UsageError
 from bitgate.records.types import Boundary
@@ -330,3 +332,178 @@ def test_an_empty_capture_is_refused(toy: Toy, tmp_path: Path) -> None:
     with pytest.raises(CaptureIncomplete, match="no step was captured"):
         toy(tmp_path / "b", steps=0)
     assert not list(tmp_path.iterdir())
+
+
+# --- forged by somebody who fixes up the hashes ---------------------------------------------------
+
+
+def both(folder: Path, change: Callable[[list[dict]], list[dict]]) -> None:
+    """The same change of the lines of frames and of layouts, numbered anew."""
+
+    def numbered(lines: list[dict]) -> None:
+        lines[:] = change(lines)
+        for seq, line in enumerate(lines):
+            line["seq"] = seq
+
+    edit_lines(folder / "digests.jsonl", numbered)
+    edit_lines(folder / "layout.jsonl", numbered)
+
+
+def swap_frames(folder: Path) -> None:
+    both(folder, lambda lines: [lines[1], lines[0], *lines[2:]])
+
+
+def swap_steps(folder: Path) -> None:
+    both(folder, lambda lines: lines[:3] + lines[6:] + lines[3:6])
+    edit_manifest(folder, lambda manifest: manifest["steps"].append(manifest["steps"].pop(1)))
+
+
+def drop_a_boundary_of_decoding(folder: Path) -> None:
+    both(folder, lambda lines: lines[:3] + lines[4:6] + lines[7:])
+    edit_manifest(folder, lambda manifest: manifest["expected"].pop(3))
+
+
+def a_constant(text: str) -> Callable[[Path], None]:
+    def change(manifest: dict) -> None:
+        manifest["expected"][2]["constants"] = [["eps", text]]
+
+    return lambda folder: edit_manifest(folder, change)
+
+
+def miscount(folder: Path) -> None:
+    edit_lines(
+        folder / "digests.jsonl", lambda lines: lines[0]["tensors"][0].update(finite=7) and None
+    )
+
+
+def widen(folder: Path) -> None:
+    for name, place in (("digests", ("tensors", "meta")), ("layout", ("views", None))):
+
+        def change(lines: list[dict], place: tuple[str, str | None] = place) -> None:
+            line = lines[0][place[0]][0]
+            (line[place[1]] if place[1] else line)["dtype"] = "complex128"
+
+        edit_lines(folder / f"{name}.jsonl", change)
+
+
+def rename_a_storage(folder: Path) -> None:
+    shard = folder / "tensors-0000.safetensors"
+    tensors = load_file(shard)
+    tensors["t00000001"] = tensors.pop("s00000001")
+    save_file(tensors, shard)
+
+
+def store_floats(folder: Path) -> None:
+    shard = folder / "tensors-0000.safetensors"
+    tensors = load_file(shard)
+    tensors["s00000001"] = tensors["s00000001"].view(torch.float16)
+    save_file(tensors, shard)
+
+
+@pytest.mark.parametrize(
+    ("forge", "message"),
+    [
+        (swap_frames, "comes too late: frames follow"),
+        (swap_steps, "comes too late in its request"),
+        (drop_a_boundary_of_decoding, r"decode lacks the boundaries .*scale"),
+        (a_constant("four"), "could not convert"),
+        (miscount, "tensor x has 8 finite elements.*says 7"),
+        (widen, "unknown dtype complex128"),
+        (rename_a_storage, r"tensors-0000.*not a shard"),
+        (store_floats, r"tensors-0000.*expected flat bytes, got F16"),
+        (lambda folder: (folder / "more.jsonl").touch(), "no file of a bundle"),
+        (
+            lambda folder: edit_manifest(folder, lambda m: m.update(requests=1 << 40)),
+            "expected req",
+        ),
+    ],
+    ids=[
+        "frames-swapped",
+        "steps-swapped",
+        "boundary-of-one-phase",
+        "constant",
+        "finite",
+        "dtype",
+        "storage-renamed",
+        "floats",
+        "extra",
+        "requests",
+    ],
+)
+def test_what_no_capture_writes_is_refused(
+    toy: Toy, tmp_path: Path, forge: Callable[[Path], None], message: str
+) -> None:
+    folder = toy(tmp_path / "b")
+    forge(folder)
+    reseal(folder)
+    with pytest.raises(BundleError, match=message):
+        Bundle.open(folder)
+
+
+def test_a_directory_in_place_of_a_file_is_refused(toy: Toy, tmp_path: Path) -> None:
+    folder = toy(tmp_path / "b")
+    (folder / "layout.jsonl").unlink()
+    (folder / "layout.jsonl").mkdir()
+    with pytest.raises(BundleError, match=r"layout\.jsonl: expected a file"):
+        Bundle.open(folder)
+
+
+def test_a_file_that_is_listed_twice_is_refused(toy: Toy, tmp_path: Path) -> None:
+    folder = toy(tmp_path / "b")
+    seal = json.loads((folder / "COMPLETE").read_text())
+    seal["files"].append(seal["files"][0])
+    (folder / "COMPLETE").write_text(json.dumps(seal))
+    with pytest.raises(BundleError, match=r"digests\.jsonl.*twice"):
+        Bundle.open(folder)
+
+
+def test_a_weight_that_differs_in_one_step_is_refused(toy_origin: Origin, tmp_path: Path) -> None:
+    folder = tmp_path / "b"
+    weight = torch.ones(2)
+    plan = Plan(boundaries=(Declared(name="m"),), origin=toy_origin, keep_steps=0)
+    with capture(plan, folder) as session:
+        for token in range(2):
+            with session.step(request=0, token=token, phase="decode"):
+                taken = take("param", {"w": weight}, clone=False) + take(
+                    "out", {"y": weight + token}
+                )
+                session.record("m", NO_LAYER, taken, ())
+    Bundle.open(folder)
+
+    def change(lines: list[dict]) -> None:
+        lines[1]["tensors"][0]["meta"]["digest"] = "0" * 32
+
+    edit_lines(folder / "digests.jsonl", change)
+    reseal(folder)
+    with pytest.raises(BundleError, match="the weight w has another digest"):
+        Bundle.open(folder)
+
+
+def test_boundaries_fire_in_one_order_and_steps_follow_tokens(
+    toy_origin: Origin, tmp_path: Path
+) -> None:
+    plan = Plan(boundaries=(Declared(name="a"), Declared(name="b")), origin=toy_origin)
+
+    def run(orders: tuple[str, ...], tokens: tuple[int, ...]) -> None:
+        with capture(plan, tmp_path / "b") as session:
+            for order, token in zip(orders, tokens, strict=True):
+                with session.step(request=0, token=token, phase="decode"):
+                    for name in order:
+                        tap(name, torch.ones(1))
+
+    with pytest.raises(CaptureIncomplete, match=r"a/.* fired after b/"):
+        run(("ab", "ba"), (0, 1))
+    with pytest.raises(UsageError, match="expected a token after 3, got 3"):
+        run(("ab", "ab"), (3, 3))
+    run(("ab", "ab"), (0, 1))
+
+
+def test_a_place_that_cannot_be_written_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(pathlib.Path, "mkdir", refuse)
+    with pytest.raises(EnvironmentUnfit, match=r"cannot write there: Permission denied"):
+        BundleWriter(tmp_path / "b")

@@ -441,6 +441,25 @@ def test_arguments_are_checked(checkpoint: Checkpoint, captured: Bundle, tmp_pat
 
 
 @pytest.mark.parametrize(
+    ("ids", "tokens", "message"),
+    [
+        ((5, 10**30), 1, r"has the token id 10+; this model has the ids 0 to \d+"),
+        ((5,) * 510, 3, r"has 510 tokens and 3 are to follow; this model has 512 positions"),
+        ((5,), 10**9, r"this model has 512 positions: shorten it, or lower --tokens"),
+    ],
+)
+def test_what_the_model_has_no_token_or_position_for_is_refused(
+    checkpoint: Checkpoint, tmp_path: Path, ids: tuple[int, ...], tokens: int, message: str
+) -> None:
+    asked = (Prompt(text=None, token_ids=(5, 6)), Prompt(text=None, token_ids=ids))
+    with pytest.raises(UsageError, match=message):
+        capture_transformers(
+            checkpoint, asked, tmp_path / "b", generation=Generation(tokens=tokens)
+        )
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
     ("name", "content", "message"),
     [
         ("a.txt", "", "the file is empty"),
@@ -468,6 +487,11 @@ def test_prompts_are_read(tmp_path: Path) -> None:
     assert read_prompts(tmp_path / "a.jsonl")[1] == Prompt(text=None, token_ids=(5, 6))
     with pytest.raises(UsageError, match="found none"):
         read_prompts(tmp_path / "nothing")
+    (tmp_path / "b.txt").write_text("one\u2028line\ntwo\n")
+    assert [prompt.text for prompt in read_prompts(tmp_path / "b.txt")] == ["one\u2028line", "two"]
+    (tmp_path / "c.txt").write_bytes(b"caf\xe9")
+    with pytest.raises(UsageError, match=r"c\.txt: expected UTF-8"):
+        read_prompts(tmp_path / "c.txt")
 
 
 def test_every_tap_file_is_listed() -> None:

@@ -11,7 +11,10 @@ from safetensors.torch import load_file, save_file
 
 from bitgate.parity.bits import raw_bytes
 from bitgate.parity.bundle import Bundle
+from bitgate.parity.bundle_format import NO_LAYER
 from bitgate.parity.bundle_write import file_line
+from bitgate.parity.capture import Declared, Origin, Plan, capture
+from bitgate.parity.capture_snapshot import take
 from bitgate.parity.compare import Report, compare_bundles
 from bitgate.parity.digests import digest
 
@@ -220,3 +223,25 @@ def test_any_flipped_bit_of_any_captured_tensor_is_found_where_it_is(
     assert int(mismatch.expected_bits or "", 16) ^ int(mismatch.actual_bits or "", 16) == 1 << bit
     role = difference.role
     assert changed[0].kind == {"in": "victim", "out": "culprit"}[role] or not frame.closed
+
+
+def test_a_call_that_changes_its_inputs_is_not_one_that_leaves_them(
+    toy_origin: Origin, tmp_path: Path
+) -> None:
+    plan = Plan(boundaries=(Declared(name="m", closed=True),), origin=toy_origin)
+
+    def write(name: str, mutated: tuple[str, ...]) -> Bundle:
+        with (
+            capture(plan, tmp_path / name) as session,
+            session.step(request=0, token=0, phase="decode"),
+        ):
+            taken = take("in", {"x": torch.ones(2)}) + take("out", {"y": torch.ones(2)})
+            session.record("m", NO_LAYER, taken, mutated)
+        return Bundle.open(tmp_path / name)
+
+    plain, writing = write("plain", ()), write("writing", ("x",))
+    report = compare_bundles(plain, writing)
+    assert (report.verdict, report.rows[0].kind) == ("differs", "culprit")
+    assert "inputs changed during the call" in report.reason
+    assert compare_bundles(writing, writing).verdict == "equal"
+    assert compare_bundles(plain, plain).verdict == "equal"
