@@ -6,38 +6,49 @@ contents, "moved" puts the contents at other addresses. Together they expose res
 cached by address, identity or shape.
 """
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 
 from bitgate.kernels.spec import Constants, Tensors
+from bitgate.parity.settings import settings
+
+__all__ = ["Answer", "Instance", "Placement", "settings"]
 
 Placement = Literal["same", "moved"]
 
 # More than one block of a size, so that an allocator which keeps several free lists is covered.
 _POISONED_BLOCKS = 3
 
+# Outputs that are kept and looked at again; a ring of fewer buffers shows itself.
+_HELD_CALLS = 4
+
+# The candidate may replace what torch names; the checks below keep what they were written with.
+_equal = torch.equal
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What one call did: outputs by position, inputs that it changed, settings after it."""
+    """What one call did.
+
+    Outputs by position, inputs that it changed, settings after it, and outputs of earlier calls
+    that no longer hold what they held, such as "output 0 of the call before".
+    """
 
     outputs: tuple[torch.Tensor, ...]
     mutated: Tensors
     settings: dict[str, str]
+    overwritten: tuple[str, ...]
 
 
-def settings() -> dict[str, str]:
-    """The process-wide torch settings that change other code's bits or speed."""
-    return {
-        "threads": str(torch.get_num_threads()),
-        "default_dtype": str(torch.get_default_dtype()),
-        "deterministic": str(torch.are_deterministic_algorithms_enabled()),
-        "matmul_precision": torch.get_float32_matmul_precision(),
-        "mkldnn": str(torch.backends.mkldnn.enabled),
-    }
+class _Outputs(NamedTuple):
+    """What a call returned, and a copy of what that held."""
+
+    live: tuple[torch.Tensor, ...]
+    held: tuple[torch.Tensor, ...]
 
 
 class Instance:
@@ -53,6 +64,7 @@ class Instance:
         self._device = torch.device(device)
         self._buffers: Tensors = {}
         self._output_bytes: tuple[int, ...] = ()
+        self._earlier: deque[_Outputs] = deque(maxlen=_HELD_CALLS)
 
     def call(
         self, inputs: Tensors, constants: Constants, placement: Placement, poison: int
@@ -74,16 +86,24 @@ class Instance:
         with torch.no_grad():
             returned = self._function(**buffers, **constants)
         outputs = self._checked(returned if isinstance(returned, tuple) else (returned,))
+        overwritten = self._overwritten()
         self._output_bytes = tuple(output.nbytes for output in outputs)
         mutated = {
             name: _host(buffers[name])
             for name, given in inputs.items()
             if not _same_bytes(given, buffers[name])
         }
-        return Answer(
-            outputs=tuple(_host(output) for output in outputs),
-            mutated=mutated,
-            settings=settings(),
+        held = tuple(_host(output) for output in outputs)
+        self._earlier.appendleft(_Outputs(outputs, held))
+        return Answer(outputs=held, mutated=mutated, settings=settings(), overwritten=overwritten)
+
+    def _overwritten(self) -> tuple[str, ...]:
+        """A consumer may still read earlier outputs: they belong to it, not to the next call."""
+        return tuple(
+            f"output {position} of {ago} calls ago"
+            for ago, earlier in enumerate(self._earlier, start=1)
+            for position, (live, held) in enumerate(zip(*earlier, strict=True))
+            if not _same_bytes(held, _host(live))
         )
 
     def _place(self, inputs: Tensors, placement: Placement) -> Tensors:
@@ -124,11 +144,13 @@ class Instance:
 
 def _host(tensor: torch.Tensor) -> torch.Tensor:
     """A contiguous copy on the CPU that shares no memory with anything."""
-    return tensor.detach().resolve_conj().resolve_neg().to("cpu", copy=True).contiguous().clone()
+    plain = tensor.detach().resolve_conj().resolve_neg().to("cpu", copy=True)
+    # Also a single element has any stride, and counts as contiguous.
+    return plain.clone(memory_format=torch.contiguous_format)
 
 
 def _same_bytes(given: torch.Tensor, buffer: torch.Tensor) -> bool:
     if (given.dtype, given.shape) != (buffer.dtype, buffer.shape):
         return False
     left, right = given.reshape(-1).view(torch.uint8), buffer.detach().cpu().reshape(-1)
-    return torch.equal(left, right.view(torch.uint8))
+    return _equal(left, right.view(torch.uint8))

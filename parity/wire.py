@@ -7,11 +7,13 @@ import json
 import struct
 from typing import Any
 
+import safetensors
 import safetensors.torch
 
 from bitgate.kernels.spec import Tensors
 
 _LENGTHS = struct.Struct("<QQ")
+_LARGEST_BYTES = 1 << 48
 PREFIX_BYTES = _LENGTHS.size
 
 Header = dict[str, Any]
@@ -25,8 +27,11 @@ def encode(header: Header, tensors: Tensors) -> bytes:
 
 
 def body_bytes(prefix: bytes) -> int:
-    """How many bytes follow the first PREFIX_BYTES bytes of a message."""
-    return sum(_LENGTHS.unpack(prefix))
+    """How many bytes follow the first PREFIX_BYTES bytes of a message; ValueError if not one."""
+    count: int = sum(_LENGTHS.unpack(prefix))
+    if count > _LARGEST_BYTES:
+        raise ValueError(f"expected a message, got one of {count} bytes")
+    return count
 
 
 def decode(prefix: bytes, body: bytes) -> tuple[Header, Tensors]:
@@ -35,4 +40,7 @@ def decode(prefix: bytes, body: bytes) -> tuple[Header, Tensors]:
     header = json.loads(body[:text_bytes])
     if not isinstance(header, dict):
         raise ValueError(f"expected a JSON object in front of the tensors, got {header!r}")  # noqa: TRY004 - not a caller's type
-    return header, safetensors.torch.load(body[text_bytes:])
+    try:
+        return header, safetensors.torch.load(body[text_bytes:])
+    except safetensors.SafetensorError as error:
+        raise ValueError(f"expected tensors after the header: {error}") from error

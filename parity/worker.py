@@ -62,6 +62,7 @@ class Launch:
 
     `target` is module:function below `root` (or importable, without one); `environment` is the
     child's complete environment; `timeout_s` limits each call, `start_timeout_s` the import.
+    `sources` are the files below `root` that may be imported, relative to it (None: any).
     """
 
     kernel: Kernel
@@ -70,6 +71,7 @@ class Launch:
     device: str = "cpu"
     threads: int = 1
     environment: Pairs | None = None
+    sources: tuple[str, ...] | None = None
     timeout_s: float = CALL_TIMEOUT_S
     start_timeout_s: float = START_TIMEOUT_S
 
@@ -92,11 +94,15 @@ class Facts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """One call's outputs by name, inputs that it changed (as they are now), settings after it."""
+    """One call's outputs by name, inputs that it changed (as they are now), settings after it.
+
+    `overwritten` names outputs of earlier calls that no longer hold what they held.
+    """
 
     outputs: Tensors
     mutated: Tensors
     settings: dict[str, str]
+    overwritten: tuple[str, ...] = ()
 
 
 class Worker:
@@ -108,6 +114,7 @@ class Worker:
     def __init__(self, launch: Launch) -> None:
         self._launch = launch
         self._facts: Facts | None = None
+        self._number = 0
         # A file, not a pipe: a chatty candidate cannot block on it.
         self._noise: BinaryIO = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close()
         request_read, self._requests = os.pipe()
@@ -137,6 +144,8 @@ class Worker:
             "device": launch.device,
             "threads": launch.threads,
             "timeout_s": launch.start_timeout_s,
+            "number": self._number,
+            "sources": launch.sources,
         }
         try:
             self._write(wire.encode(header, {}))
@@ -176,11 +185,13 @@ class Worker:
     ) -> None:
         """Begin a call; `receive` ends it. Placement and poison are those of `Instance.call`."""
         _ = self.facts
+        self._number += 1
         header = {
             "constants": dict(constants),
             "placement": placement,
             "poison": poison,
             "timeout_s": self._launch.timeout_s,
+            "number": self._number,
         }
         plain = _apart({name: tensor.detach().contiguous() for name, tensor in inputs.items()})
         self._deadline = time.monotonic() + self._launch.timeout_s + _GRACE_S
@@ -203,7 +214,12 @@ class Worker:
         except TypeError as error:
             raise CallFailed(f"{self._launch.target}: {error}") from error
         mutated = dict(_part(tensors, "in:", sort=str))
-        return Reply(outputs=named, mutated=mutated, settings=header["settings"])
+        return Reply(
+            outputs=named,
+            mutated=mutated,
+            settings=header["settings"],
+            overwritten=tuple(header["overwritten"]),
+        )
 
     def close(self) -> None:
         """End the process, gently first, and everything it started; may be called again."""
@@ -212,13 +228,14 @@ class Worker:
                 os.close(fd)
         self._requests = self._replies = -1
         if self._process.returncode is None:
-            try:
+            with suppress(subprocess.TimeoutExpired):
                 self._process.wait(_CLOSE_S)
-            except subprocess.TimeoutExpired:
-                self._kill()
+        # Also after a gentle end: what it started may live on.
+        self._kill()
         self._noise.close()
 
     def _kill(self) -> None:
+        """End the process and its whole group, which may outlive it."""
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
@@ -235,8 +252,22 @@ class Worker:
                 self._fail()
 
     def _read(self) -> tuple[wire.Header, Tensors]:
-        prefix = self._take(wire.PREFIX_BYTES)
-        return wire.decode(prefix, self._take(wire.body_bytes(prefix)))
+        try:
+            prefix = self._take(wire.PREFIX_BYTES)
+            header, tensors = wire.decode(prefix, self._take(wire.body_bytes(prefix)))
+        except ValueError as error:
+            self._stray(str(error))
+        if header.get("number") != self._number:
+            self._stray(f"it has the number {header.get('number')}, expected {self._number}")
+        return header, tensors
+
+    def _stray(self, why: str) -> NoReturn:
+        """Nothing can be told from this process any more: somebody else writes into its pipe."""
+        self._kill()
+        raise WorkerDied(
+            f"{self._launch.target}: expected one answer to each call, got something else: {why}. "
+            "Does it fork, or write to descriptors that are not its own?"
+        )
 
     def _take(self, count: int) -> bytes:
         taken = bytearray()

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from bitgate.parity.instance import Instance
     from bitgate.parity.wire import Header
 
@@ -46,28 +48,55 @@ def _serve(requests: BinaryIO, replies: BinaryIO) -> None:
         if len(prefix) < wire.PREFIX_BYTES:
             return
         header, tensors = wire.decode(prefix, requests.read(wire.body_bytes(prefix)))
+        # Echoed, so that an answer from elsewhere is not taken for this one.
+        number = {"number": header["number"]}
         faulthandler.dump_traceback_later(header["timeout_s"], exit=True)
         try:
             if instance is None:
-                instance, facts = _load(header)
-                reply = wire.encode({"kind": "loaded", "facts": facts}, {})
+                watch = _Watch(header["root"], header["sources"])
+                instance, facts = _load(header, watch)
+                reply = wire.encode({"kind": "loaded", "facts": facts} | number, {})
             else:
-                reply = _call(instance, header, tensors)
+                reply = _call(instance, header, tensors, watch)
         except Exception as error:  # noqa: BLE001 - whatever the candidate raises is its answer
-            reply = wire.encode(_raised(error), {})
+            reply = wire.encode(_raised(error) | number, {})
         faulthandler.cancel_dump_traceback_later()
         replies.write(reply)
         replies.flush()
 
 
-def _load(header: "Header") -> "tuple[Instance, dict[str, Any]]":
+class _Watch:
+    """Which files below `root` were imported although they are none of the `sources`."""
+
+    def __init__(self, root: str | None, sources: list[str] | None) -> None:
+        self._root = None if root is None or sources is None else root + os.sep
+        self._sources = frozenset(sources or ())
+
+    def settings(self) -> dict[str, str]:
+        """One more setting, which must stay as it was before the import."""
+        strays = ", ".join(sorted(self._strays())) or "none"
+        return {"imports beside the recorded sources": strays}
+
+    def _strays(self) -> "Iterator[str]":
+        if self._root is None:
+            return
+        for module in list(sys.modules.values()):
+            file = getattr(module, "__file__", None)
+            if isinstance(file, str) and file.startswith(self._root):
+                relative = file.removeprefix(self._root)
+                if relative not in self._sources:
+                    yield relative
+
+
+def _load(header: "Header", watch: _Watch) -> "tuple[Instance, dict[str, Any]]":
     import torch
 
     from bitgate.kernels.loading import load
-    from bitgate.parity.instance import Instance, settings
+    from bitgate.parity.instance import Instance
+    from bitgate.parity.settings import settings
 
     torch.set_num_threads(header["threads"])
-    before = settings()
+    before = settings() | watch.settings()
     _require_device(header["device"])
     root = None if header["root"] is None else Path(header["root"])
     function = load(header["target"], root)
@@ -78,7 +107,7 @@ def _load(header: "Header") -> "tuple[Instance, dict[str, Any]]":
         "python": ".".join(str(part) for part in sys.version_info[:3]),
         "device": torch.empty(1, device=header["device"]).device.type,
         "before": before,
-        "after": settings(),
+        "after": settings() | watch.settings(),
     }
     return Instance(function, header["device"]), facts
 
@@ -97,14 +126,20 @@ def _require_device(name: str) -> None:
         ) from error
 
 
-def _call(instance: "Instance", header: "Header", tensors: dict[str, Any]) -> bytes:
+def _call(instance: "Instance", header: "Header", tensors: dict[str, Any], watch: _Watch) -> bytes:
     from bitgate.parity import wire
 
     answer = instance.call(tensors, header["constants"], header["placement"], header["poison"])
     # The prefixes keep an output apart from an input that was changed.
     out = {f"out:{index}": value for index, value in enumerate(answer.outputs)}
     changed = {f"in:{name}": value for name, value in answer.mutated.items()}
-    return wire.encode({"kind": "answer", "settings": answer.settings}, out | changed)
+    plain = {
+        "kind": "answer",
+        "number": header["number"],
+        "settings": answer.settings | watch.settings(),
+        "overwritten": answer.overwritten,
+    }
+    return wire.encode(plain, out | changed)
 
 
 def _raised(error: BaseException) -> "Header":

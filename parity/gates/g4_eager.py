@@ -1,7 +1,7 @@
 """G4: changed inputs, repeated out of order, at kept and moved addresses, over poisoned memory.
 
 Each planned input is called at least twice with others in between (A B A C B ...). Beside the plain
-samples there are single-element perturbations (results cached by a fingerprint), one row more and
+samples there are some with one input changed (results cached by part of them), one row more and
 one row fewer (shapes that nobody tuned for), and, where the contract claims it, the same rows at
 other places and in other company. The reference runs the same plan in its own process, so it, too,
 answers every input twice.
@@ -20,7 +20,7 @@ from bitgate.parity.gates.evidence import Control
 from bitgate.parity.gates.result import conclude, document, without_answer
 from bitgate.parity.gates.session import ReferenceUnfit, Session
 from bitgate.parity.gates.sweep import Step, Sweep, sweep
-from bitgate.parity.gates.variants import mutants, perturbed, resized, row_axis, take_rows
+from bitgate.parity.gates.variants import mutants, perturbed, resized, row_axis, take_rows, varied
 from bitgate.records.types import GateResult, Workload
 
 ID, VERSION = "G4", 1
@@ -60,7 +60,7 @@ def _check(session: Session) -> GateResult:
     if swept.failure is not None:
         _require_invariant_reference(session, items[steps[swept.failure.index].subject])
     else:
-        controls.extend(_perturbation_seen(session, items, swept))
+        controls.extend(_perturbation_seen(session, swept))
     proof = document(
         session,
         (ID, VERSION),
@@ -135,15 +135,16 @@ def _interleaved(keys: Sequence[str], repeats: int) -> list[str]:
 def _items(session: Session, workload: Workload) -> Iterator[Item]:
     kernel, make = session.subject.kernel, session.subject.kernel.make_inputs
     axis = row_axis(kernel, workload)
+    names = _perturbed_inputs(session, workload)
     for index in range(session.budget.cases):
         yield Item(
             key=f"{workload.key}#{index}", workload=workload, whole=_sample(make, workload, index)
         )
-        if index < _PERTURBED and perturbed(kernel, make(workload, index), 0) is not None:
+        if index < len(names):
             yield Item(
-                key=f"{workload.key}#{index}~perturbed",
+                key=_perturbed_key(workload, index, names[index]),
                 workload=workload,
-                whole=_perturbed_sample(session, workload, index),
+                whole=_perturbed_sample(session, workload, index, names[index]),
             )
     if axis is None:
         return
@@ -184,12 +185,25 @@ def _sample(
     return lambda: make(workload, index)
 
 
-def _perturbed_sample(session: Session, workload: Workload, index: int) -> Callable[[], Tensors]:
+def _perturbed_inputs(session: Session, workload: Workload) -> list[str]:
+    """Which input of the sample with each index is changed; the first one several times."""
+    kernel = session.subject.kernel
+    names = varied(kernel, kernel.make_inputs(workload, 0))
+    return [*names[:1] * _PERTURBED, *names[1:]][: session.budget.cases]
+
+
+def _perturbed_key(workload: Workload, index: int, name: str) -> str:
+    return f"{workload.key}#{index}~perturbed-{name}"
+
+
+def _perturbed_sample(
+    session: Session, workload: Workload, index: int, name: str
+) -> Callable[[], Tensors]:
     kernel = session.subject.kernel
 
     def build() -> Tensors:
         inputs = kernel.make_inputs(workload, index)
-        return perturbed(kernel, inputs, workload.seed(index)) or inputs
+        return perturbed(kernel, inputs, workload.seed(index), name)
 
     return build
 
@@ -233,18 +247,17 @@ def _mutants_seen(key: str, expected: Tensors) -> Iterator[Control]:
         )
 
 
-def _perturbation_seen(session: Session, items: dict[str, Item], swept: Sweep) -> Iterator[Control]:
-    """Whether a change of one element changed the answer at all, in one sample of a workload."""
+def _perturbation_seen(session: Session, swept: Sweep) -> Iterator[Control]:
+    """Whether a change of an input changed the answer at all, in one sample of a workload."""
     answers = {case.subject: case.tensors for case in swept.cases}
     for workload in session.workloads:
-        pairs = [
-            (answers[f"{workload.key}#{index}"], answers[f"{workload.key}#{index}~perturbed"])
-            for index in range(_PERTURBED)
-            if f"{workload.key}#{index}~perturbed" in items
-        ]
-        if pairs:
-            seen = any(plain != changed for plain, changed in pairs)
-            yield Control(subject=workload.key, mutant="one element changed", seen=seen)
+        seen: dict[str, bool] = {}
+        for index, name in enumerate(_perturbed_inputs(session, workload)):
+            plain = answers[f"{workload.key}#{index}"]
+            changed = answers[_perturbed_key(workload, index, name)]
+            seen[name] = seen.get(name, False) or plain != changed
+        for name, differs in seen.items():
+            yield Control(subject=workload.key, mutant=f"{name} changed", seen=differs)
 
 
 def _require_invariant_reference(session: Session, item: Item) -> None:

@@ -7,6 +7,7 @@ first culprit in capture order is named.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from bitgate.kernels.spec import Tensors
 from bitgate.parity.bundle import Bundle, Frame
@@ -34,7 +35,9 @@ def _check(session: Session) -> GateResult:
     steps = [_step(frame) for frame in frames]
     swept = sweep(session, ID, steps, _expect(session, by_key), to_the_end=True)
     proof = document(session, (ID, VERSION), unit=UNIT, expected=len(frames), cases=swept.cases)
-    return conclude(session, proof, swept, steps)
+    result = conclude(session, proof, swept, steps)
+    uncompared = uncompared_frames(bundle, session.subject.kernel.op)
+    return replace(result, reason=result.reason + uncompared)
 
 
 def frame_key(frame: Frame) -> str:
@@ -61,6 +64,15 @@ def _obstacle(bundle: Bundle, op: str) -> str | None:
             "captured; a call that changes inputs cannot be replayed alone"
         )
     return None
+
+
+def uncompared_frames(bundle: Bundle, op: str) -> str:
+    """How much of the capture could not be replayed, in words; empty if all of it was."""
+    frames = _frames(bundle, op)
+    digests = sum(not frame.kept for frame in frames)
+    if not digests:
+        return ""
+    return f"; {digests} of {len(frames)} captured frames hold only digests and were not compared"
 
 
 def _step(frame: Frame) -> Step:

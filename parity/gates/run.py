@@ -21,6 +21,7 @@ from bitgate.parity.gates.base import (
 )
 from bitgate.parity.gates.catalogue import GATES, ORDER, PLANNED
 from bitgate.parity.gates.g0_identity import changed_sources
+from bitgate.parity.gates.g9_captured import uncompared_frames
 from bitgate.parity.gates.result import without_answer
 from bitgate.parity.gates.session import ReferenceUnfit, Session
 from bitgate.parity.worker import Worker, WorkerError, WorkerTimeout
@@ -135,12 +136,13 @@ def _usable(gate: Gate, earlier: GateResult | None) -> GateResult | None:
 
 def _ask(session: Session, gate: Gate) -> GateResult:
     """One gate's answer; what is no answer becomes a result that decides nothing."""
-    changed = None if gate.id == GATES[0].id else changed_sources(session.subject)
-    if changed is not None:
+    try:
+        result = gate.check(session)
+        changed = changed_sources(session.subject) if result.outcome == "pass" else None
+        if changed is None:
+            return result
         reason = f"{changed} changed while the gates ran; identify the candidate again"
         return _broken(gate, reason)
-    try:
-        return gate.check(session)
     except ReferenceUnfit as error:
         return without_answer(gate.id, gate.version, "inconclusive", str(error))
     except WorkerTimeout as error:
@@ -181,9 +183,12 @@ def _coverage(session: Session, ordered: tuple[GateResult, ...]) -> str:
     passed = [result for result in ordered if result.outcome == "pass"]
     counts = ", ".join(f"{result.gate} {result.compared}" for result in passed) or "none"
     absent = ", ".join(result.gate for result in ordered if result.outcome == "not-run") or "none"
+    bundle, op = session.bundle, session.subject.kernel.op
+    uncompared = "" if bundle is None else uncompared_frames(bundle, op)
     return (
         f"{len(passed)} of {len(ordered)} gates passed over {len(session.workloads)} workloads "
-        f"(cases: {counts}); not run: {absent}; the bounds hold for the sampled conditions only"
+        f"(cases: {counts}){uncompared}; not run: {absent}; the bounds hold for the sampled "
+        "conditions only"
     )
 
 

@@ -67,6 +67,7 @@ class Session:
             subject.candidate.device,
             conditions,
             subject.candidate.switches,
+            tuple(path for path, _ in subject.candidate.sources),
         )
 
     @property
@@ -118,7 +119,13 @@ class Session:
         return "cpu"
 
     def _launch(
-        self, target: str, root: Path | None, device: str, conditions: Conditions, switches: Pairs
+        self,
+        target: str,
+        root: Path | None,
+        device: str,
+        conditions: Conditions,
+        switches: Pairs,
+        sources: tuple[str, ...] | None = None,
     ) -> Runner:
         return self.launcher(
             Launch(
@@ -130,6 +137,7 @@ class Session:
                 environment=child_environment(device, conditions, switches, self.subject.threads),
                 timeout_s=self.budget.call_timeout_s,
                 start_timeout_s=self.budget.start_timeout_s,
+                sources=sources,
             )
         )
 

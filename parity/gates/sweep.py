@@ -90,7 +90,12 @@ def finish(worker: Runner, begun: Observation | None) -> Observation:
         reply = worker.receive()
     except (CallFailed, WorkerDied) as error:
         return _no_answer(error)
-    return Observation(bits=_bits(reply.outputs, reply.mutated, reply.settings), reply=reply)
+    # Their names only: the state of a generator, say, is another one in every process.
+    before = worker.facts.before
+    left = [key for key, now in reply.settings.items() if before.get(key) != now]
+    return Observation(
+        bits=_bits(reply.outputs, reply.mutated, [*left, *reply.overwritten]), reply=reply
+    )
 
 
 def _no_answer(error: WorkerError) -> Observation:
@@ -124,7 +129,7 @@ def sweep(
             if found is not None and failure is None:
                 # A reference that cannot repeat itself must not convict the candidate.
                 expected = expect(step, inputs)
-                right = _bits(expected, {}, settings)
+                right = _bits(expected, {}, [])
                 failure = _placed(found, index, seen.bits, right)
             if failure is not None and (seen.reply is None or not to_the_end):
                 break
@@ -177,20 +182,9 @@ def _wrong(
 ) -> Wrong | None:
     if seen.reply is None:
         return Wrong(kind=NO_ANSWER, text=f"{step.subject}: {seen.error}")
-    for name, now in seen.reply.mutated.items():
-        mismatch = compare_tensor(f"input {name}", inputs[name], now)
-        return Wrong(
-            kind="input-changed",
-            text=f"{step.subject}: the call changed its input {name}; expected inputs to stay",
-            mismatch=mismatch,
-        )
-    changed = {key: now for key, now in seen.reply.settings.items() if settings.get(key) != now}
-    for key, setting in changed.items():
-        return Wrong(
-            kind="settings-changed",
-            text=f"{step.subject}: the call left {key} at {setting}, expected {settings.get(key)}; "
-            "an implementation restores what it sets",
-        )
+    left = _left_behind(step, inputs, seen.reply, settings)
+    if left is not None:
+        return left
     comparison = compare_tensors(step.subject, expected, seen.reply.outputs)
     if comparison.equal:
         return None
@@ -199,6 +193,33 @@ def _wrong(
     first = comparison.mismatches[0]
     place = "" if step.place is None else f" at {step.place}"
     return Wrong(kind="culprit", text=f"{step.subject}{place}: {describe(first)}", mismatch=first)
+
+
+def _left_behind(
+    step: Step, inputs: Tensors, reply: Reply, settings: dict[str, str]
+) -> Wrong | None:
+    """What else than its results the call changed."""
+    for name, now in reply.mutated.items():
+        mismatch = compare_tensor(f"input {name}", inputs[name], now)
+        return Wrong(
+            kind="input-changed",
+            text=f"{step.subject}: the call changed its input {name}; expected inputs to stay",
+            mismatch=mismatch,
+        )
+    if reply.overwritten:
+        return Wrong(
+            kind="output-overwritten",
+            text=f"{step.subject}: {reply.overwritten[0]} changed after it was returned; "
+            "expected an output to belong to the caller: return memory that is not used again",
+        )
+    changed = {key: now for key, now in reply.settings.items() if settings.get(key) != now}
+    for key, setting in changed.items():
+        return Wrong(
+            kind="settings-changed",
+            text=f"{step.subject}: the call left {key} at {setting}, expected {settings.get(key)}; "
+            "an implementation restores what it sets",
+        )
+    return None
 
 
 def describe(mismatch: Mismatch) -> str:
@@ -223,10 +244,10 @@ def _placed(wrong: Wrong, index: int, seen: str, right: str) -> Failure:
     )
 
 
-def _bits(outputs: Tensors, mutated: Tensors, settings: dict[str, str]) -> str:
+def _bits(outputs: Tensors, mutated: Tensors, left: Sequence[str]) -> str:
     tensors = {**outputs, **{f"changed {name}": value for name, value in mutated.items()}}
     parts = [
         f"{name}:{value.dtype}{list(value.shape)}{digest(value)}" for name, value in tensors.items()
     ]
-    parts += [f"{key}={setting}" for key, setting in sorted(settings.items())]
+    parts += sorted(left)
     return hashlib.sha256("/".join(parts).encode()).hexdigest()

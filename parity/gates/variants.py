@@ -34,21 +34,35 @@ def take_rows(
     }
 
 
-def perturbed(kernel: Kernel, inputs: Tensors, seed: int) -> Tensors | None:
-    """A copy in which one element of one input has the other sign (a zero becomes one).
+def varied(kernel: Kernel, inputs: Tensors) -> tuple[str, ...]:
+    """The inputs, parameters and state that `perturbed` can change, in order."""
+    given = [spec for spec in kernel.inputs if spec.name in inputs]
+    return tuple(spec.name for spec in given if _can_vary(inputs[spec.name]))
 
-    The input is the first floating-point one that is not a parameter; None without such an input.
+
+def _can_vary(value: torch.Tensor) -> bool:
+    rows = value.shape[0] if value.dim() else 0
+    return bool(value.numel()) and (value.is_floating_point() or rows > 1)
+
+
+def perturbed(kernel: Kernel, inputs: Tensors, seed: int, name: str) -> Tensors:
+    """A copy in which one input is another one, and all others are the same.
+
+    One element of a floating-point input has the other sign (a zero becomes one); of a parameter
+    all have. Integers, which may be indices, stay valid: their rows are turned by one.
     """
-    for spec in kernel.inputs:
-        given = inputs.get(spec.name)
-        if spec.role == "in" and given is not None and given.is_floating_point() and given.numel():
-            generator = torch.Generator().manual_seed(seed)
-            at = int(torch.randint(given.numel(), (), generator=generator))
-            changed = given.contiguous().clone()
-            flat = changed.reshape(-1)
-            flat[at] = -flat[at] if flat[at] != 0 else 1
-            return {**inputs, spec.name: changed}
-    return None
+    roles = {spec.name: spec.role for spec in kernel.inputs}
+    given = inputs[name]
+    if not given.is_floating_point():
+        return {**inputs, name: given.roll(1, 0)}
+    other = torch.where(given == 0, torch.ones_like(given), -given)
+    if roles[name] != "param":
+        generator = torch.Generator().manual_seed(seed)
+        at = int(torch.randint(given.numel(), (), generator=generator))
+        changed = given.contiguous().clone()
+        changed.reshape(-1)[at] = other.reshape(-1)[at]
+        other = changed
+    return {**inputs, name: other}
 
 
 def mutants(outputs: Tensors) -> dict[str, Tensors]:

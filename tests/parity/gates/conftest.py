@@ -19,7 +19,8 @@ from bitgate.parity.gates.base import Done
 from bitgate.parity.gates.evidence import Document, decode
 from bitgate.parity.gates.run import _ask
 from bitgate.parity.gates.session import Session
-from bitgate.parity.instance import Instance, settings
+from bitgate.parity.instance import Instance
+from bitgate.parity.settings import settings
 from bitgate.parity.worker import CallFailed, Facts, Launch, LoadFailed, Reply
 from bitgate.records import provenance
 from bitgate.records.types import Evidence, GateResult, Verdict, Workload
@@ -145,7 +146,12 @@ class LocalWorker:
         except Exception as error:
             raise CallFailed(str(error)) from error
         self._threads = torch.get_num_threads()
-        self._answer = Reply(outputs=outputs, mutated=answer.mutated, settings=answer.settings)
+        self._answer = Reply(
+            outputs=outputs,
+            mutated=answer.mutated,
+            settings=answer.settings,
+            overwritten=answer.overwritten,
+        )
 
     def receive(self) -> Reply:
         assert self._answer is not None

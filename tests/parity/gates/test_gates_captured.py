@@ -101,3 +101,14 @@ def test_a_workspace_that_leaks_from_boundary_to_boundary_is_history(bench, bund
     result = bench.ask("G9", body)
     assert result.finding == "history-dependent"
     assert "token 0, scale/L1" in result.culprit
+
+
+def test_frames_that_keep_only_digests_are_counted_and_told(bench, write_bundle):
+    bench.bundle = write_bundle(keep_steps=1)
+    result = bench.ask("G9")
+    assert (result.outcome, result.compared, result.expected) == ("pass", 2, 2)
+    told = "4 of 6 captured frames hold only digests and were not compared"
+    assert told in result.reason
+    assert told in bench.run().coverage
+    bench.bundle = write_bundle()
+    assert "hold only digests" not in bench.ask("G9").reason + bench.run().coverage

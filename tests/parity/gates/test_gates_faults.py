@@ -133,6 +133,80 @@ FAULTS = (
         "~perturbed",
     ),
     Fault(
+        "a cache keyed on one input only",
+        """
+        cache = {}
+        def run(*, x, w, shift):
+            key = x.numpy().tobytes()
+            if key not in cache:
+                y = x * w + shift
+                cache[key] = (y, y[:, 0] - y[:, -1])
+            y, edge = cache[key]
+            return y * 1, edge * 1
+        """,
+        "history-dependent",
+        "~perturbed-w",
+    ),
+    Fault(
+        "one output buffer for all calls",
+        """
+        import torch
+        kept = {}
+        def run(*, x, w, shift):
+            y = kept.setdefault(x.shape, torch.empty_like(x))
+            y.copy_(x * w + shift)
+            return y, y[:, 0] - y[:, -1]
+        """,
+        "history-dependent",
+        "output-overwritten: .*output 0 of 1 calls ago changed after it was returned",
+    ),
+    Fault(
+        "two output buffers in turn",
+        """
+        import torch
+        kept, calls = {}, []
+        def run(*, x, w, shift):
+            calls.append(x)
+            y = kept.setdefault((x.shape, len(calls) % 2), torch.empty_like(x))
+            y.copy_(x * w + shift)
+            return y, y[:, 0] - y[:, -1]
+        """,
+        "history-dependent",
+        "output-overwritten: .*output 0 of 2 calls ago",
+    ),
+    Fault(
+        "a thread that writes later",
+        """
+        import threading
+        last = []
+        def run(*, x, w, shift):
+            # The thread writes once the next call has begun, whatever the machine's load.
+            for event, thread in last:
+                event.set()
+                thread.join()
+            y = x * w + shift
+            begun = threading.Event()
+            late = threading.Thread(target=lambda: (begun.wait(), y.zero_()), daemon=True)
+            late.start()
+            last[:] = [(begun, late)]
+            return y, y[:, 0] - y[:, -1]
+        """,
+        "history-dependent",
+        "output-overwritten",
+    ),
+    Fault(
+        "random numbers taken and not used",
+        """
+        import torch
+        def run(*, x, w, shift):
+            torch.rand(())
+            y = x * w + shift
+            return y, y[:, 0] - y[:, -1]
+        """,
+        "deterministic-mismatch",
+        "left random torch at",
+    ),
+    Fault(
         "only the seventh call is wrong",
         """
         calls = 0

@@ -91,7 +91,7 @@ def test_source_edited_while_the_gates_run_stops_them(full):
         subject, **session, put=full.store.put, progress=edit, launcher=full.launcher
     )
     assert not verdict.passed
-    assert verdict.first_failure.gate == "G9"
+    assert verdict.first_failure.gate == "G4"
     assert "source planted.py changed while the gates ran" in verdict.first_failure.reason
 
 
@@ -291,3 +291,17 @@ def test_a_record_without_a_passed_gate_has_no_evidence(full, record):
     assert recheck_evidence(empty, full.store.__getitem__) == (
         "no gate passed; there is no evidence to check",
     )
+
+
+def test_only_the_recorded_sources_may_be_imported(full):
+    asked = []
+
+    def launch(one):
+        asked.append(one)
+        return full.launcher(one)
+
+    subject = full.subject()
+    session = {"workloads": full.workloads, "bundle": full.bundle, "budget": full.budget}
+    gates.run(subject, **session, put=full.store.put, launcher=launch)
+    assert {one.sources for one in asked if one.target == "planted:run"} == {("planted.py",)}
+    assert {one.sources for one in asked if one.target != "planted:run"} == {None}

@@ -1,5 +1,6 @@
 import os
 import textwrap
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -213,3 +214,102 @@ def alive(pid: int) -> bool:
     except ProcessLookupError:
         return False
     return True
+
+
+# --- what a call leaves behind in its process -----------------------------------------------------
+
+LEAVES = {
+    "random torch": "torch.rand(1)",
+    "random numpy": "numpy.random.rand()",
+    "random python": "random.random()",
+    "numpy errors": "numpy.seterr(all='raise')",
+    "float": "torch.set_flush_denormal(True)",
+    "working directory": "os.chdir(os.path.dirname(os.getcwd()))",
+    "default_device": "torch.set_default_device('cpu:0')",
+    "default_dtype": "torch.set_default_dtype(torch.float64)",
+    "grad": "torch.autograd.set_detect_anomaly(True)",
+    "torch functions": "torch.equal = lambda left, right: True",
+    "imports beside the recorded sources": (
+        "sys.path.insert(0, os.path.dirname(__file__)); importlib.import_module('hid' + 'den')"
+    ),
+}
+
+
+def test_what_a_call_leaves_behind_is_reported(kernel, tmp_path):
+    lines = "".join(f"    if shift == {n}: {code}\n" for n, code in enumerate(LEAVES.values()))
+    imports = "import importlib, os, random, sys, numpy, torch\n"
+    body = f"def run(*, x, w, shift):\n{lines}    return x * 1, x[:, 0] * 1\n"
+    (tmp_path / "leaves.py").write_text(imports + body)
+    (tmp_path / "hidden.py").write_text("")
+    launch = Launch(kernel=kernel, target="leaves:run", root=tmp_path, sources=("leaves.py",))
+    with Worker(launch) as worker:
+        before = worker.facts.before
+        assert before == worker.facts.after
+        assert habit(worker, len(LEAVES)).settings == before
+        changed = set()
+        for number, name in enumerate(LEAVES):
+            after = habit(worker, number).settings
+            new = {key for key, value in after.items() if value != before[key]} - changed
+            assert new == {name}
+            changed |= new
+    assert after["imports beside the recorded sources"] == "hidden.py"
+
+
+def test_an_input_that_was_changed_is_seen_whatever_torch_was_made_to_say(kernel, tmp_path):
+    (tmp_path / "liar.py").write_text(
+        "import torch\n"
+        "torch.equal = lambda left, right: True\n"
+        "def run(*, x, w, shift):\n"
+        "    return x.zero_() + 1, x[:, 0] * 1\n"
+    )
+    with Worker(Launch(kernel=kernel, target="liar:run", root=tmp_path)) as worker:
+        assert worker.facts.after["torch functions"] == "torch.equal"
+        assert list(habit(worker, 0).mutated) == ["x"]
+
+
+FORGED = "os.write(int(sys.argv[2]), wire.encode({'kind': 'answer', 'number': 0}, {}))"
+
+
+@pytest.mark.parametrize(
+    "code", [FORGED, "os.write(int(sys.argv[2]), b'hello' * 9)"], ids=["another", "garbage"]
+)
+def test_answers_from_elsewhere_are_no_answers(kernel, tmp_path, code):
+    imports = "import os, sys\nfrom bitgate.parity import wire\n"
+    body = f"def run(*, x, w, shift):\n    {code}\n    return x * 1, x[:, 0] * 1\n"
+    (tmp_path / "odd.py").write_text(imports + body)
+
+    def ask() -> None:
+        with Worker(Launch(kernel=kernel, target="odd:run", root=tmp_path, timeout_s=20)) as worker:
+            for _ in range(4):
+                habit(worker, 0)
+
+    with pytest.raises(WorkerDied, match="expected one answer to each call"):
+        ask()
+
+
+def test_closing_ends_what_the_candidate_started(kernel, tmp_path):
+    (tmp_path / "parent.py").write_text(
+        "import os, time, torch\n"
+        "child = os.fork()\n"
+        "if not child:\n"
+        "    time.sleep(60)\n"
+        "    os._exit(0)\n"
+        "def run(*, x, w, shift):\n"
+        "    return torch.full_like(x, child), x[:, 0] * 1\n"
+    )
+    with Worker(Launch(kernel=kernel, target="parent:run", root=tmp_path)) as worker:
+        child = int(habit(worker, 0).outputs["y"][0, 0])
+        assert runs(child)
+    for _ in range(200):  # the signal is sent; that it is dealt with takes a moment
+        if not runs(child):
+            break
+        time.sleep(0.05)
+    assert not runs(child)
+
+
+def runs(process: int) -> bool:
+    try:
+        state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state not in "ZX"
