@@ -33,7 +33,7 @@ def test_what_is_varied_wins_over_the_switches_of_the_candidate():
     assert turned == pairs[::-1]
 
 
-@pytest.mark.parametrize("gate", ["G0", "G12"])
+@pytest.mark.parametrize("gate", ["G0", pytest.param("G12", marks=pytest.mark.slow)])
 def test_an_unmutated_candidate_passes(real, gate):
     result = real.ask(gate)
     assert result.outcome == "pass", result.reason
