@@ -12,7 +12,7 @@ from bitgate.kernels.spec import Kernel
 from bitgate.parity.bundle import Bundle
 from bitgate.parity.gates.resolve import constants, identify, workloads
 from bitgate.records.candidate_file import CandidateFile
-from bitgate.records.errors import BitgateError
+from bitgate.records.errors import BitgateError, UsageError
 from bitgate.records.lanes import current_baseline, lane_id
 from bitgate.records.ledger import Ledger
 from bitgate.records.ops import bytes_of
@@ -77,6 +77,16 @@ def plan_run(file: CandidateFile, ledger: Ledger, *, open_lane: bool) -> PlanRep
     )
 
 
+def require_rounds(file: CandidateFile) -> None:
+    """Raise UsageError where some processes would give no sample: that would be invalid."""
+    settings = file.bench
+    if settings.rounds < settings.processes:
+        raise UsageError(
+            f"{file.path}: [bench] rounds: expected at least one for each of {settings.processes} "
+            f"processes, got {settings.rounds}; raise rounds or lower processes"
+        )
+
+
 def _boundary(file: CandidateFile, count: int, call_s: float) -> PlannedStage:
     settings = file.gates
     calls = count * settings.cases * (settings.repeats + 1) + count * settings.processes * 8
@@ -112,6 +122,7 @@ def _missing(
 ) -> list[str]:
     """Every obstacle, each found on its own, so that one look shows them all."""
     checks: list[Callable[[], object]] = [
+        lambda: require_rounds(file),
         lambda: catalogue.contract(file.candidate.contract),
         lambda: device(file.candidate.device),
         lambda: constants(kernel, file.candidate.config),

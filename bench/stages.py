@@ -20,6 +20,7 @@ from bitgate.bench.findings import (
     micro_answer,
     stop,
 )
+from bitgate.bench.plan import require_rounds
 from bitgate.bench.process import ChildFailed
 from bitgate.bench.recheck import recheck
 from bitgate.bench.resolve import Job, environment_of, resolve
@@ -34,6 +35,7 @@ from bitgate.records.candidate_file import CandidateFile
 from bitgate.records.chain import Entry
 from bitgate.records.clock import utc_now
 from bitgate.records.errors import Inconclusive, UsageError
+from bitgate.records.lanes import current_baseline
 from bitgate.records.ledger import Ledger
 from bitgate.records.policy import PromotionRefused, promote
 from bitgate.records.provenance import harness
@@ -127,8 +129,11 @@ def run_candidate(
             "--open-lane makes the candidate its lanes' first baseline: remove the baseline "
             "from the file, or leave the option out"
         )
+    require_rounds(file)
     job = resolve(file, ledger)
     _require_reopening(job, ledger)
+    if open_lane:
+        _require_closed_lane(job, ledger)
     writer = ledger.writer()
     if open_lane:
         _declare(job, writer)
@@ -165,6 +170,15 @@ def _findings(job: Job) -> list[Finding]:
 
 
 # --- boundary ------------------------------------------------------------------------------------
+
+
+def _require_closed_lane(job: Job, ledger: Ledger) -> None:
+    """A lane is opened once: with all of them open there is nothing that the run could do."""
+    if ledger.root.is_dir() and all(current_baseline(ledger, lane) for lane in job.lanes):
+        raise UsageError(
+            f"--open-lane: these lanes are open already: {'; '.join(job.lanes)}. Compare with "
+            'their baseline instead: baseline = "promoted", without --open-lane'
+        )
 
 
 def _require_reopening(job: Job, ledger: Ledger) -> None:
@@ -251,6 +265,7 @@ def time_only(
     file: CandidateFile, ledger: Ledger, *, progress: Progress
 ) -> list[tuple[Workload, Timed]]:
     """Time without gates and without a record; every timed output is still verified."""
+    require_rounds(file)
     job = resolve(file, ledger)
     findings = _findings(job)
     for group in _by_baseline(findings):

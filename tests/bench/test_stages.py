@@ -115,6 +115,8 @@ def test_from_an_opened_lane_to_a_promotion(
     assert [row.ending for row in opened.rows] == ["opened"], opened.rows[0].reason
     lane = opened.rows[0].entry.body.lane
     assert opened.exit_code == 0
+    with pytest.raises(UsageError, match=r"lanes are open already: .*baseline = \"promoted\""):
+        go(write("slow", SLOW), open_lane=True)
 
     faster = go(write("same", baseline="promoted"))
     row = faster.rows[0]
@@ -243,6 +245,12 @@ def test_a_difference_to_itself_opens_no_lane(write, go, ledger, gates, monkeypa
 def test_a_lane_that_is_not_open_is_named(write, go):
     with pytest.raises(UsageError, match=r"not open.*--open-lane"):
         go(write("same", baseline="promoted"))
+
+
+def test_fewer_rounds_than_processes_are_refused_before_the_gates(write, go, gates, settings):
+    with pytest.raises(UsageError, match="at least one for each of 30 processes, got 24"):
+        go(write("same", settings=settings.replace("processes = 1", "processes = 30")))
+    assert gates.asked == []
 
 
 def test_opening_a_lane_excludes_a_baseline(write, go):
