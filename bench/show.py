@@ -19,13 +19,20 @@ if TYPE_CHECKING:
 
 @contextmanager
 def telling(*, quiet: bool) -> Iterator[Callable[[str, int, int], None]]:
-    """A function (what, done, total) that moves one progress bar per `what` until it is full."""
+    """A function (what, done, total) that moves one progress bar per `what` until it is full.
+
+    Where no bar can be drawn it prints one line per `what`, so that a log shows the progress too.
+    """
+    log = console(stderr=True)
+    lines = not quiet and not log.is_terminal
     with progress(quiet=quiet) as display:
         tasks: dict[str, Any] = {}
 
         def tell(what: str, done: int, total: int) -> None:
             if what not in tasks:
                 tasks[what] = display.add_task(escape(what), total=total)
+                if lines:
+                    log.print(what, markup=False)
             display.update(tasks[what], completed=done, total=total, visible=done < total)
 
         yield tell

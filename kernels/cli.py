@@ -1,5 +1,6 @@
 """`bitgate kernels`: what there is to compute with, and what this node's arithmetic does."""
 
+import inspect
 import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
@@ -61,6 +62,7 @@ def show(
         lines = value if isinstance(value, list) else [value]
         shown.add_row(key, escape("\n".join(_line(line) for line in lines)))
     console().print(shown)
+    console().print(escape(_arithmetic(kernels.get(name) or kernels[implementations[name].op])))
 
 
 @app.command()
@@ -124,6 +126,18 @@ def _line(value: Any) -> str:
     if isinstance(value, dict):
         return "  ".join(f"{key}={part}" for key, part in value.items())
     return str(value)
+
+
+def _arithmetic(kernel: "Kernel") -> str:
+    """The definition, and what each contract's reference says about its arguments."""
+    from bitgate.kernels.catalogue import implementation
+    from bitgate.kernels.loading import load
+
+    parts = [kernel.definition.strip()]
+    for contract, name in kernel.references.items():
+        target = implementation(name).target
+        parts.append(f"{contract} is what {target} computes:\n{inspect.getdoc(load(target))}")
+    return "\n\n".join(parts)
 
 
 def _kernel_facts(kernel: "Kernel") -> dict[str, Any]:

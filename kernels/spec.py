@@ -70,7 +70,8 @@ class Kernel:
     `make_inputs(workload, index)` builds the inputs of one sample from integers, on the CPU, the
     same on every machine; `integer_cases()` yields the integer-exact fixtures. `references` maps a
     contract to the name of the implementation whose bits are its truth. `suites` are named lists
-    of workloads; every kernel has a suite called `default`.
+    of workloads; every kernel has a suite called `default`. `definition` is the mathematics in
+    words, for `bitgate kernels show`.
     """
 
     op: str
@@ -82,6 +83,7 @@ class Kernel:
     implementations: tuple[Implementation, ...]
     references: Mapping[str, str]
     suites: Mapping[str, tuple[Workload, ...]]
+    definition: str = ""
 
     @property
     def inputs(self) -> tuple[TensorSpec, ...]:

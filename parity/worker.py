@@ -207,7 +207,8 @@ class Worker:
         """
         header, tensors = self._read()
         if header["kind"] == "raised":
-            raise CallFailed(f"{self._launch.target} raised\n{header['traceback']}")
+            raised = f"{header['type']}: {header['message']}"
+            raise CallFailed(f"{self._launch.target} raised {raised}\n{header['traceback']}")
         outputs = [value for _, value in _part(tensors, "out:", sort=int)]
         try:
             named = self._launch.kernel.named_outputs(tuple(outputs))

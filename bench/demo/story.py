@@ -47,12 +47,16 @@ CANDIDATES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """How one candidate ended; `endings` are (workload, effect, ending)."""
+    """How one candidate ended; `endings` are (workload, effect, ending).
+
+    `unsettled` gives the reason of each workload whose timing proved nothing.
+    """
 
     candidate: str
     finding: str
     endings: tuple[tuple[str, str, str], ...]
     reason: str
+    unsettled: tuple[tuple[str, str], ...]
     evidence: tuple[tuple[str, str], ...]
     as_expected: bool
 
@@ -155,6 +159,11 @@ def _ended(report: RunReport, expected: Expectation) -> Ended:
         finding=report.verdict.kind,
         endings=tuple((row.workload.key, _effect(row), row.ending) for row in report.rows),
         reason=reason,
+        unsettled=tuple(
+            (row.workload.key, row.reason)
+            for row in report.rows
+            if report.verdict.passed and row.ending in {"inconclusive", "invalid"}
+        ),
         evidence=tuple(
             (result.gate, result.evidence.sha256)
             for result in report.verdict.results
@@ -184,6 +193,8 @@ def _show(out: Path, digests: str, ends: list[Ended]) -> None:
             shown.add_row(*first, escape(_short(workload)), effect, ending)
     screen.print(shown)
     for one in ends:
+        for workload, reason in one.unsettled:
+            screen.print(f"{one.candidate}, {escape(_short(workload))}: {escape(reason)}")
         if one.finding != "exact" or not one.as_expected:
             screen.print(f"{one.candidate}: {escape(one.reason)}")
         if not one.as_expected:

@@ -19,6 +19,7 @@ INPUTS = (
 MHC_POST = Kernel(
     op="mhc_post",
     summary="expand a layer's output into the four residual streams and mix them",
+    definition=str(__doc__),
     tensors=(
         *INPUTS,
         TensorSpec(

@@ -13,6 +13,7 @@ from bitgate.kernels.spec import Implementation, Kernel, TensorSpec
 MHC_POST_PRE = Kernel(
     op="mhc_post_pre",
     summary="mhc_post of one layer fused with mhc_pre of the next",
+    definition=str(__doc__),
     tensors=(
         *INPUTS,
         *MAPPING,

@@ -33,6 +33,7 @@ MAPPING = (
 MHC_PRE = Kernel(
     op="mhc_pre",
     summary="collapse four residual streams into a layer's input; compute the mixes for its output",
+    definition=str(__doc__),
     tensors=(
         TensorSpec(name="residual", dtype="bfloat16", axes=("tokens", "streams", "hidden")),
         *MAPPING,

@@ -1,5 +1,6 @@
 """The definition of moe_experts: tensors, constants, suites and implementations."""
 
+from bitgate.kernels.moe import experts
 from bitgate.kernels.moe.experts_data import make_inputs
 from bitgate.kernels.moe.experts_fixtures import integer_cases
 from bitgate.kernels.spec import Contract, Implementation, Kernel, TensorSpec
@@ -35,6 +36,7 @@ _UNEVEN = {"hidden": 96, "intermediate": 40, "experts": 12, "top_k": 4}
 MOE_EXPERTS = Kernel(
     op="moe_experts",
     summary="both matmuls of the routed experts, gated activation, routing weights, reduction",
+    definition=str(experts.__doc__),
     tensors=(
         TensorSpec(name="x", dtype="bfloat16", axes=("tokens", "hidden")),
         TensorSpec(name="topk_ids", dtype="int64", axes=("tokens", "top_k")),
