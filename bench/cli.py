@@ -21,6 +21,7 @@ _File = Annotated[Path, typer.Argument(metavar="CANDIDATE.toml", help="A candida
 _Ledger = Annotated[Path, typer.Option("--ledger", help="The ledger's directory.")]
 _Json = Annotated[bool, typer.Option("--json", help="Print JSON only.")]
 _LEDGER = Path("ledger")
+_INTERRUPTED = 130
 
 
 def run_command(
@@ -39,25 +40,37 @@ def run_command(
     ] = False,
     as_json: _Json = False,
 ) -> None:
-    """Take a candidate through its gates and its timing to a record and a decision."""
+    """Take a candidate through its gates and its timing to a record and a decision.
+
+    With --plan the exit code is 2 where something is missing.
+    """
     from bitgate.bench.plan import plan_run
     from bitgate.bench.stages import run_candidate
     from bitgate.records.ledger import Ledger
 
     candidate, book = load_candidate_file(file), Ledger(ledger)
     if plan:
-        show.plan(plan_run(candidate, book, open_lane=open_lane), as_json=as_json)
-        return
-    with show.telling(quiet=as_json) as tell:
-        report = run_candidate(
-            candidate,
-            book,
-            author=author or _user(),
-            progress=tell,
-            resume=resume,
-            open_lane=open_lane,
+        planned = plan_run(candidate, book, open_lane=open_lane)
+        show.plan(planned, as_json=as_json)
+        raise typer.Exit(UsageError.exit_code if planned.missing else 0)
+    again = f"bitgate run {file} --ledger {ledger}" + (" --open-lane" if open_lane else "")
+    try:
+        with show.telling(quiet=as_json) as tell:
+            report = run_candidate(
+                candidate,
+                book,
+                author=author or _user(),
+                progress=tell,
+                resume=resume,
+                open_lane=open_lane,
+            )
+    except KeyboardInterrupt:
+        console(stderr=True).print(
+            f"interrupted; no record was made and passed gates are kept: {again} --resume",
+            markup=False,
         )
-    show.run(report, file, ledger, as_json=as_json)
+        raise typer.Exit(_INTERRUPTED) from None
+    show.run(report, again, ledger, as_json=as_json)
     raise typer.Exit(report.exit_code)
 
 

@@ -72,7 +72,7 @@ def plan(report: "PlanReport", *, as_json: bool) -> None:
         out.print(f"  - {escape(item)}")
 
 
-def run(report: "RunReport", file: Path, ledger: Path, *, as_json: bool) -> None:
+def run(report: "RunReport", again: str, ledger: Path, *, as_json: bool) -> None:
     """Print a run: how each workload ended, what was compared, where the evidence lies."""
     if as_json:
         _json(_facts(report))
@@ -113,7 +113,7 @@ def run(report: "RunReport", file: Path, ledger: Path, *, as_json: bool) -> None
     for result in report.verdict.results:
         if result.evidence is not None:
             _whole(f"evidence of {result.gate}: {_object(ledger, result)}")
-    _whole(f"again: bitgate run {file} --ledger {ledger}")
+    _whole(f"again: {again}")
 
 
 def _failure(failure: "GateResult") -> None:

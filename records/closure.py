@@ -43,6 +43,26 @@ def source_closure(root: Path, module: str) -> Pairs:
     return tuple(sorted((_label(root, path), digest) for path, digest in seen.items()))
 
 
+def defined_names(root: Path, module: str) -> frozenset[str] | None:
+    """Every name that the module's text binds anywhere; None where only running it can tell.
+
+    Too many rather than too few, so that a name that is missing here is really a misspelt one.
+    """
+    path = _file_of(root, module)
+    if path is None:
+        return None
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_bytes())):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Name):
+            names.add(node.id)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            names.update((alias.asname or alias.name).split(".")[0] for alias in node.names)
+    unknowable = {"*", "__getattr__", "globals", "exec", "setattr", "vars"}
+    return None if names & unknowable else frozenset(names)
+
+
 def _file_of(root: Path, module: str) -> Path | None:
     """The file of a module below root, or of this package; a package's is its ``__init__``."""
     parts = module.split(".")

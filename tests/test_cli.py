@@ -169,3 +169,15 @@ def test_a_defect_of_ours_is_not_swallowed(monkeypatch):
     monkeypatch.setattr(cli, "app", broken)
     with pytest.raises(OSError, match="Input/output"):
         cli.main()
+
+
+def test_a_misspelt_function_leaves_no_record(tmp_path):
+    path = candidate_file(tmp_path)
+    path.write_text(path.read_text().replace("mine:run", "mine:runn"))
+    result = bitgate("run", path, "--ledger", tmp_path / "book")
+    assert result.returncode == 2
+    assert "did you mean run" in result.stderr
+    assert not (tmp_path / "book").exists()
+    planned = bitgate("run", path, "--plan", "--ledger", tmp_path / "book")
+    assert planned.returncode == 2
+    assert "'runn'" in planned.stdout

@@ -1,6 +1,7 @@
 """From the texts of a candidate file to what they name, or an error that says which is wrong."""
 
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 
 import bitgate
@@ -11,6 +12,7 @@ from bitgate.parity.bundle import Bundle
 from bitgate.parity.gates.base import Budget, Subject
 from bitgate.records import provenance
 from bitgate.records.candidate_file import CandidateFile, GateSettings, Side, Workloads
+from bitgate.records.closure import defined_names
 from bitgate.records.errors import UsageError
 from bitgate.records.ops import operator
 from bitgate.records.types import Candidate, Pairs, Workload
@@ -102,7 +104,19 @@ def identify(side: Side) -> Identified:
         config=side.config,
         switches=tuple(sorted(switches.items())),
     )
+    _require_function(root or package_root(), side.impl)
     return Identified(candidate=candidate, root=root)
+
+
+def _require_function(root: Path, implementation: str) -> None:
+    """Refuse a misspelt function before anything is recorded about it."""
+    module, _, function = implementation.partition(":")
+    names = defined_names(root, module)
+    wanted = function.partition(".")[0]
+    if names is not None and wanted not in names:
+        close = get_close_matches(wanted, sorted(names), n=3)
+        hint = f"; did you mean {' or '.join(close)}?" if close else ""
+        raise UsageError(f"impl = {implementation!r}: module {module} has no {wanted!r}{hint}")
 
 
 def is_own(implementation: str) -> bool:

@@ -65,7 +65,7 @@ def test_a_new_candidate_file_is_for_the_operator_and_loads(call, tmp_path):
 def test_a_plan_says_what_is_missing_and_runs_nothing(call, write, ledger, settings):
     bare = settings.replace('bundle = "captured"', "")
     path = write("same", baseline="promoted", settings=bare)
-    facts = json.loads(call("run", path, "--ledger", ledger.root, "--plan", "--json"))
+    facts = json.loads(call("run", path, "--ledger", ledger.root, "--plan", "--json", code=2))
     assert [stage["name"] for stage in facts["stages"]] == [
         "boundary",
         "micro",
@@ -90,7 +90,7 @@ def test_a_plan_names_a_module_and_a_device_that_are_not_there(call, write, ledg
     path = write("same", baseline="same")
     path.write_text(path.read_text().replace('"cpu"', '"xpu"'))
     (folder / "same.py").unlink()
-    facts = json.loads(call("run", path, "--ledger", ledger.root, "--plan", "--json"))
+    facts = json.loads(call("run", path, "--ledger", ledger.root, "--plan", "--json", code=2))
     assert any("xpu" in item for item in facts["missing"])
     assert any("same" in item for item in facts["missing"])
 

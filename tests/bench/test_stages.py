@@ -325,7 +325,7 @@ def test_a_run_is_printed_with_its_evidence_and_how_to_repeat_it(
     monkeypatch.setattr(stages, "measure", never)
     path = write("same")
     report = go(path)
-    show.run(report, path, ledger.root, as_json=False)
+    show.run(report, f"bitgate run {path}", ledger.root, as_json=False)
     text = " ".join(capsys.readouterr().out.split())
     for part in (
         report.entries[0].id[:12],
@@ -339,7 +339,7 @@ def test_a_run_is_printed_with_its_evidence_and_how_to_repeat_it(
     assert (ledger.root / "objects" / evidence.sha256[:2] / evidence.sha256).is_file()
     assert evidence.sha256 in text
 
-    show.run(report, path, ledger.root, as_json=True)
+    show.run(report, f"bitgate run {path}", ledger.root, as_json=True)
     facts = json.loads(capsys.readouterr().out)
     assert (facts["exit_code"], facts["rows"][0]["ending"]) == (1, "rejected")
     assert facts["verdict"]["kind"] == "deterministic-mismatch"

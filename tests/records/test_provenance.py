@@ -10,7 +10,7 @@ import pytest
 
 import bitgate
 from bitgate.records import identity, provenance
-from bitgate.records.closure import source_closure
+from bitgate.records.closure import defined_names, source_closure
 from bitgate.records.errors import UsageError
 from bitgate.records.identity import candidate_digest
 from bitgate.records.libraries import mapped_libraries
@@ -248,3 +248,13 @@ def test_a_wrapped_implementation_of_ours_belongs_to_the_closure(tmp_path):
     names = [name for name, _ in source_closure(tmp_path, "mine")]
     assert "mine.py" in names
     assert "bitgate/kernels/moe/experts.py" in names
+
+
+def test_a_misspelt_function_is_seen_without_running_anything(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "import torch as t\nif t:\n    from math import pi as run\n\ndef other(): pass\n"
+    )
+    (tmp_path / "dynamic.py").write_text("globals()['run'] = print\n")
+    assert defined_names(tmp_path, "mine") >= {"run", "other", "t"}
+    assert "runn" not in defined_names(tmp_path, "mine")
+    assert defined_names(tmp_path, "dynamic") is None

@@ -75,7 +75,7 @@ def test_size_refuses_what_is_no_probability(invoke):
 
 
 def test_a_failed_gate_ends_with_one_and_leaves_its_evidence(invoke, candidate_file, tmp_path):
-    path = candidate_file("raise ImportError('not built')")
+    path = candidate_file("raise ImportError('not built')\ndef run(**tensors): ...")
     result = invoke("run", path, "--evidence", tmp_path / "kept", "--json")
     assert result.exit_code == 1
     verdict = json.loads(result.stdout)
