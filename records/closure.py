@@ -1,7 +1,8 @@
 """Which files make up an implementation: its module and all that it imports, found by reading.
 
 Nothing is executed. Imports that only run time can resolve (``importlib.import_module``, files that
-are opened by path) are not seen; name what they load in the candidate's config.
+are opened by path) are not seen; name the digest of what they load in the
+candidate's env table.
 """
 
 import ast
