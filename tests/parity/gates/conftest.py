@@ -1,6 +1,7 @@
 """A toy operator with a trusted reference, and candidates that carry one planted fault each."""
 
 import hashlib
+import re
 import textwrap
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -266,6 +267,22 @@ class Bench:
 @pytest.fixture
 def bench(kernel, reference_root, tmp_path) -> Bench:
     return Bench(kernel=kernel, reference_root=reference_root, folder=tmp_path)
+
+
+@pytest.fixture
+def catch(bench) -> Callable[[Any], None]:
+    """Checks that a fault is caught by its gate, and that the finding and the reason name it."""
+
+    def check(fault: Any) -> None:
+        unseen = bench.kernel.make_inputs(bench.workloads[0], bench.budget.cases)["x"][0, 0]
+        result = bench.ask(fault.gate, fault.body.replace("FORBIDDEN", repr(float(unseen))))
+        assert (result.outcome, result.finding) == ("fail", fault.finding), result.reason
+        assert re.search(fault.text, result.reason, re.DOTALL), (fault.text, result.reason)
+        document = bench.document(result)
+        assert [case.kind for case in document.cases].count("equal") < len(document.cases)
+        assert result.bounds == ()
+
+    return check
 
 
 @pytest.fixture(scope="session")
