@@ -47,7 +47,7 @@ def test_every_candidate_of_the_demo_is_a_valid_file(tmp_path):
 
 
 def promoted(candidate: dict) -> list[str]:
-    """Where it was promoted; what is not faster may be slower or undecided, as the machine has it."""
+    """Where it was promoted; elsewhere it may end slower or undecided, as the machine has it."""
     return [workload for workload, _, ending in candidate["endings"] if ending == "promoted"]
 
 
