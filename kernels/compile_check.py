@@ -203,7 +203,7 @@ def measure(arch: str, specs: tuple[CompileSpec, ...]) -> Signatures:
     request = json.dumps({"arch": arch, "specs": [asdict(spec) for spec in specs]})
     try:
         answer = subprocess.run(
-            [sys.executable, "-m", "bitgate.kernels.compile_child"],
+            [sys.executable, "-P", "-m", "bitgate.kernels.compile_child"],
             input=request,
             env=process_environment({"TRITON_INTERPRET": "0"}),
             capture_output=True,

@@ -214,7 +214,7 @@ def _triton_answers(device: str) -> Pairs:
 
 def _interpreted() -> Pairs:
     """Ask in a child: whether Triton interprets is decided when it is imported."""
-    command = (sys.executable, "-m", "bitgate.kernels.probes_triton")
+    command = (sys.executable, "-P", "-m", "bitgate.kernels.probes_triton")
     try:
         done = subprocess.run(
             command,

@@ -1,6 +1,7 @@
 """Probes: each answer for planted outputs, and what this processor answers."""
 
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -99,7 +100,12 @@ def test_what_a_device_cannot_do_is_an_answer() -> None:
     )
 
 
-def test_the_interpreter_is_asked_in_its_own_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_interpreter_is_asked_in_its_own_process(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    # A folder of the package's name in the current directory must not be taken for it.
+    (tmp_path / "bitgate").mkdir()
+    monkeypatch.chdir(tmp_path)
     here = tuple(pair for pair in probes.run("cpu") if pair[0].startswith("triton:"))
     monkeypatch.setattr("bitgate.kernels.interpreter.interpreting", lambda: False)
     there = tuple(pair for pair in probes.run("cpu") if pair[0].startswith("triton:"))
