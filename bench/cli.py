@@ -12,7 +12,7 @@ from rich.markup import escape
 from bitgate.bench import show
 from bitgate.records.candidate_file import load_candidate_file
 from bitgate.records.candidate_text import template
-from bitgate.records.console import console, table
+from bitgate.records.console import console, table, telling
 from bitgate.records.errors import UsageError
 
 app = typer.Typer(no_args_is_help=True, help="Timing: coin-flipped pairs, verified outputs.")
@@ -55,7 +55,7 @@ def run_command(
         raise typer.Exit(UsageError.exit_code if planned.missing else 0)
     again = f"bitgate run {file} --ledger {ledger}" + (" --open-lane" if open_lane else "")
     try:
-        with show.telling(quiet=as_json) as tell:
+        with telling(quiet=as_json) as tell:
             report = run_candidate(
                 candidate,
                 book,
@@ -108,7 +108,7 @@ def bench_run_command(file: _File, ledger: _Ledger = _LEDGER, *, as_json: _Json 
     from bitgate.bench.stages import time_only
     from bitgate.records.ledger import Ledger
 
-    with show.telling(quiet=as_json) as tell:
+    with telling(quiet=as_json) as tell:
         timed = time_only(load_candidate_file(file), Ledger(ledger), progress=tell)
     found = [(workload.key, effect(result.measurement)) for workload, result in timed]
     if as_json:

@@ -4,8 +4,9 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from bitgate.bench.effect import EffectReport
-from bitgate.bench.resolve import Identified, Job
+from bitgate.bench.resolve import Job
 from bitgate.bench.session import Timed
+from bitgate.parity.gates.resolve import Identified
 from bitgate.records.lanes import declarations, make_lane, saving_shortfall
 from bitgate.records.ledger import Ledger
 from bitgate.records.types import Lane, Outcome, Verdict, Workload

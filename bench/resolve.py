@@ -12,12 +12,11 @@ from bitgate.parity.gates import resolve as gates
 from bitgate.parity.gates.resolve import Identified
 from bitgate.records import provenance
 from bitgate.records.candidate_file import PROMOTED, CandidateFile, Side
+from bitgate.records.closure import PACKAGE_ROOT
 from bitgate.records.errors import UsageError
 from bitgate.records.lanes import current_baseline, lane_id
 from bitgate.records.ledger import Ledger
 from bitgate.records.types import Candidate, Environment, Pairs, Plan, Workload
-
-__all__ = ("Identified", "Job", "baselines", "environment_of", "resolve")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +116,7 @@ def baselines(
 def _again(recorded: Candidate, root: Path, lane: str) -> Identified:
     """The promoted implementation as it lies here now; UsageError where it is another."""
     own = gates.is_own(recorded.implementation)
-    place = gates.package_root() if own else root
+    place = PACKAGE_ROOT if own else root
     module = recorded.implementation.partition(":")[0]
     present = dict(provenance.source_closure(place, module))
     changed = sorted(

@@ -1,41 +1,18 @@
 """How runs and plans are shown: the verdict first, then what it rests on. Torch-free."""
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.markup import escape
 
 from bitgate.records.codec import canonical
-from bitgate.records.console import console, progress, table
+from bitgate.records.console import console, table
 
 if TYPE_CHECKING:
     from bitgate.bench.plan import PlanReport
     from bitgate.bench.stages import RunReport
     from bitgate.records.types import GateResult, Mismatch
-
-
-@contextmanager
-def telling(*, quiet: bool) -> Iterator[Callable[[str, int, int], None]]:
-    """A function (what, done, total) that moves one progress bar per `what` until it is full.
-
-    Where no bar can be drawn it prints one line per `what`, so that a log shows the progress too.
-    """
-    log = console(stderr=True)
-    lines = not quiet and not log.is_terminal
-    with progress(quiet=quiet) as display:
-        tasks: dict[str, Any] = {}
-
-        def tell(what: str, done: int, total: int) -> None:
-            if what not in tasks:
-                tasks[what] = display.add_task(escape(what), total=total)
-                if lines:
-                    log.print(what, markup=False)
-            display.update(tasks[what], completed=done, total=total, visible=done < total)
-
-        yield tell
 
 
 def plan(report: "PlanReport", *, as_json: bool) -> None:

@@ -1,15 +1,13 @@
 """`bitgate gate`: the gates alone. What they find is shown and kept as files, but not recorded."""
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
 
-from bitgate.records.console import console, progress, table
+from bitgate.records.console import console, table, telling
 from bitgate.records.errors import Inconclusive
 
 if TYPE_CHECKING:
@@ -86,7 +84,7 @@ def run(
     from bitgate.records.objects import ObjectStore
 
     task = resolve(load_candidate_file(file))
-    with _telling(quiet=as_json) as tell:
+    with telling(quiet=as_json) as tell:
         verdict = gates.run(
             task.subject,
             workloads=task.workloads,
@@ -110,20 +108,6 @@ def _exit_code(verdict: "Verdict") -> int:
     failure = verdict.first_failure
     failed = failure is not None and failure.outcome == "fail"
     return 1 if failed else Inconclusive.exit_code
-
-
-@contextmanager
-def _telling(*, quiet: bool) -> Iterator[Callable[[str, int, int], None]]:
-    """A function (gate, done, total) that moves one bar per gate."""
-    with progress(quiet=quiet) as display:
-        bars: dict[str, Any] = {}
-
-        def tell(gate: str, done: int, total: int) -> None:
-            if gate not in bars:
-                bars[gate] = display.add_task(gate, total=total)
-            display.update(bars[gate], completed=done, total=total)
-
-        yield tell
 
 
 def _show(verdict: "Verdict", file: Path, evidence: Path) -> None:

@@ -14,7 +14,8 @@ import bitgate
 from bitgate.records.errors import UsageError
 from bitgate.records.proof import Pairs
 
-_OWN = Path(bitgate.__file__).parent.parent
+# What the paths of this package's own sources are relative to.
+PACKAGE_ROOT = Path(bitgate.__file__).parent.parent
 
 
 def source_closure(root: Path, module: str) -> Pairs:
@@ -67,7 +68,7 @@ def defined_names(root: Path, module: str) -> frozenset[str] | None:
 def _file_of(root: Path, module: str) -> Path | None:
     """The file of a module below root, or of this package; a package's is its ``__init__``."""
     parts = module.split(".")
-    for folder in (root, _OWN) if parts[0] == bitgate.__name__ else (root,):
+    for folder in (root, PACKAGE_ROOT) if parts[0] == bitgate.__name__ else (root,):
         base = folder.joinpath(*parts)
         for path in (base / "__init__.py", base.with_name(base.name + ".py")):
             if module and path.is_file():
@@ -77,7 +78,7 @@ def _file_of(root: Path, module: str) -> Path | None:
 
 def _label(root: Path, path: Path) -> str:
     """The path below root, or below the directory that holds this package."""
-    return path.relative_to(root if path.is_relative_to(root) else _OWN).as_posix()
+    return path.relative_to(root if path.is_relative_to(root) else PACKAGE_ROOT).as_posix()
 
 
 def _files_of(root: Path, module: str) -> Iterator[tuple[Path, str]]:

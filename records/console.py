@@ -1,11 +1,19 @@
 """The one place that decides how the project speaks to a terminal."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.markup import escape
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+)
 from rich.table import Table
 
 
@@ -40,3 +48,24 @@ def progress(*, quiet: bool = False) -> Iterator[Progress]:
     )
     with Progress(*columns, console=out, disable=quiet or not out.is_terminal) as display:
         yield display
+
+
+@contextmanager
+def telling(*, quiet: bool) -> Iterator[Callable[[str, int, int], None]]:
+    """A function (what, done, total) that moves one progress bar per `what` until it is full.
+
+    Where no bar can be drawn it prints one line per `what`, so that a log shows the progress too.
+    """
+    log = console(stderr=True)
+    lines = not quiet and not log.is_terminal
+    with progress(quiet=quiet) as display:
+        bars: dict[str, TaskID] = {}
+
+        def tell(what: str, done: int, total: int) -> None:
+            if what not in bars:
+                bars[what] = display.add_task(escape(what), total=total)
+                if lines:
+                    log.print(what, markup=False)
+            display.update(bars[what], completed=done, total=total, visible=done < total)
+
+        yield tell

@@ -10,13 +10,12 @@ from pathlib import Path
 
 from rich.markup import escape
 
-from bitgate.bench.show import telling
 from bitgate.bench.stages import Row, RunReport, run_candidate
 from bitgate.parity.bundle_format import DIGESTS
 from bitgate.parity.capture_checkpoint import Job, capture_tiny, tiny_prompts
 from bitgate.parity.capture_transformers import Generation
 from bitgate.records.candidate_file import load_candidate_file
-from bitgate.records.console import console, table
+from bitgate.records.console import console, table, telling
 from bitgate.records.errors import Inconclusive, UsageError
 from bitgate.records.ledger import Ledger
 from bitgate.records.report import render

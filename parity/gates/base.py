@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, Self
 
-import bitgate
 from bitgate.kernels import catalogue
 from bitgate.kernels.spec import Constants, Contract, Implementation, Kernel, Tensors
 from bitgate.parity.bounds import CONFIDENCE, DECODE_BOUNDARIES
 from bitgate.parity.instance import Placement
 from bitgate.parity.worker import CALL_TIMEOUT_S, START_TIMEOUT_S, Facts, Launch, Reply
 from bitgate.records.base import require
+from bitgate.records.closure import PACKAGE_ROOT
 from bitgate.records.types import Candidate, Evidence, GateResult
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class Subject:
     @property
     def source_root(self) -> Path:
         """The directory that the candidate's source paths are relative to."""
-        return self.root or Path(bitgate.__file__).parent.parent
+        return self.root or PACKAGE_ROOT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 
-import bitgate
 from bitgate.kernels import catalogue
 from bitgate.kernels.devices import device
 from bitgate.kernels.spec import Implementation, Kernel
@@ -12,7 +11,7 @@ from bitgate.parity.bundle import Bundle
 from bitgate.parity.gates.base import Budget, Subject
 from bitgate.records import provenance
 from bitgate.records.candidate_file import CandidateFile, GateSettings, Side, Workloads
-from bitgate.records.closure import defined_names
+from bitgate.records.closure import PACKAGE_ROOT, defined_names
 from bitgate.records.errors import UsageError
 from bitgate.records.ops import operator
 from bitgate.records.types import Candidate, Pairs, Workload
@@ -100,11 +99,11 @@ def identify(side: Side) -> Identified:
         tier=side.tier,
         device=side.device,
         implementation=side.impl,
-        root=root or package_root(),
+        root=root or PACKAGE_ROOT,
         config=side.config,
         switches=tuple(sorted(switches.items())),
     )
-    _require_function(root or package_root(), side.impl)
+    _require_function(root or PACKAGE_ROOT, side.impl)
     return Identified(candidate=candidate, root=root)
 
 
@@ -122,11 +121,6 @@ def _require_function(root: Path, implementation: str) -> None:
 def is_own(implementation: str) -> bool:
     """Whether a "module:function" is this package's own, wherever the candidate file lies."""
     return implementation.startswith(_OWN_PREFIX)
-
-
-def package_root() -> Path:
-    """The directory that this package's source paths are relative to."""
-    return Path(bitgate.__file__).parent.parent
 
 
 def workloads(settings: Workloads, kernel: Kernel) -> tuple[Workload, ...]:
