@@ -1,6 +1,7 @@
 """The demo: it never overwrites, and twice in a row it tells the same story."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
@@ -10,6 +11,7 @@ from bitgate.parity.compare import compare_bundles
 from bitgate.records.candidate_file import load_candidate_file
 from bitgate.records.errors import UsageError
 from bitgate.records.ledger import Ledger
+from bitgate.records.types import Workload
 
 
 def test_what_no_demo_wrote_is_left_alone(tmp_path):
@@ -44,6 +46,38 @@ def test_every_candidate_of_the_demo_is_a_valid_file(tmp_path):
     for path in files:
         module = load_candidate_file(path).candidate.impl.partition(":")[0]
         assert (path.parent / f"{module}.py").is_file()
+
+
+@pytest.mark.parametrize(
+    ("finding", "mismatch", "expected"),
+    [
+        ("deterministic-mismatch", "bits", True),
+        ("deterministic-mismatch", None, False),  # it raised: no bits were compared
+        ("nondeterministic", "bits", False),
+        ("exact", "bits", False),
+    ],
+)
+def test_a_rejection_for_another_reason_is_not_the_expected_one(finding, mismatch, expected):
+    failure = SimpleNamespace(gate="G4", reason="r", mismatch=mismatch)
+    verdict = SimpleNamespace(kind=finding, first_failure=failure, results=(), passed=False)
+    report = SimpleNamespace(candidate=SimpleNamespace(name="x"), rows=(), verdict=verdict)
+    wanted = story.Expectation(file="x", findings=("deterministic-mismatch",))
+    assert story._ended(report, wanted).as_expected is expected
+
+
+def test_a_missing_promotion_is_not_the_expected_end():
+    verdict = SimpleNamespace(kind="exact", first_failure=None, results=(), passed=True)
+    row = SimpleNamespace(
+        ending="passed",
+        reason="not faster",
+        effect=None,
+        workload=Workload(op="moe_experts", axes=(("tokens", 16),), dtype="bfloat16"),
+    )
+    report = SimpleNamespace(candidate=SimpleNamespace(name="x"), rows=(row,), verdict=verdict)
+    wanted = story.Expectation(file="x", findings=("exact",), promoted_tokens=(16,))
+    assert not story._ended(report, wanted).as_expected
+    row.ending = "promoted"
+    assert story._ended(report, wanted).as_expected
 
 
 def promoted(candidate: dict) -> list[str]:
