@@ -10,6 +10,7 @@ from bitgate.records.errors import UsageError
 from bitgate.records.types import Workload
 
 CASES = ("random", "padding")
+_OCTAVES = 7
 
 
 def make_inputs(workload: Workload, index: int) -> Tensors:
@@ -38,22 +39,29 @@ def make_inputs(workload: Workload, index: int) -> Tensors:
         ids = np.where(dice == 0, -1, np.where(dice == 1, experts, ids))
     # The scales give gate a spread of about 3, so that a limit of 10 does clamp, and outputs of 1.
     return {
-        "x": integer_tensor(stream, (tokens, hidden), high=255, scale_log2=7),
+        "x": _spread(stream, (tokens, hidden), scale_log2=6),
         "topk_ids": torch.from_numpy(ids),
         "topk_weights": _weights(stream, (tokens, top_k)),
-        "w_gate_up": integer_tensor(
+        "w_gate_up": _spread(
             stream,
             (experts, 2 * intermediate, hidden),
-            high=255,
-            scale_log2=6 + hidden.bit_length() // 2,
+            scale_log2=4 + hidden.bit_length() // 2,
         ),
-        "w_down": integer_tensor(
+        "w_down": _spread(
             stream,
             (experts, hidden, intermediate),
-            high=255,
-            scale_log2=9 + intermediate.bit_length() // 2,
+            scale_log2=7 + intermediate.bit_length() // 2,
         ),
     }
+
+
+def _spread(stream: IntegerStream, shape: tuple[int, ...], *, scale_log2: int) -> torch.Tensor:
+    """Bfloat16 of many magnitudes: with one scale alone, float32 would hold whole sums exactly.
+
+    Then every order of additions would give the same bits, and no sample could tell them apart.
+    """
+    values = integer_tensor(stream, shape, high=255, scale_log2=scale_log2)
+    return torch.ldexp(values, torch.from_numpy(stream.integers(shape, -_OCTAVES, 0)))
 
 
 def _route(stream: IntegerStream, tokens: int, experts: int, top_k: int) -> npt.NDArray[np.int64]:

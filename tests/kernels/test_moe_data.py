@@ -76,6 +76,16 @@ def test_the_limit_of_ten_is_reached() -> None:
     assert sum(found) >= 2
 
 
+def test_the_order_of_additions_shows_in_float32() -> None:
+    """A sum that float32 holds exactly would be the same in every order, right or wrong."""
+    inputs = MOE_EXPERTS.make_inputs(point(), 0)
+    products = (inputs["x"].float()[:, None] * inputs["w_gate_up"].float()[0]).numpy()
+    forward, backward = (
+        np.add.accumulate(p, axis=-1)[..., -1] for p in (products, products[..., ::-1])
+    )
+    assert (forward != backward).mean() > 0.2
+
+
 @pytest.mark.parametrize(
     ("workload", "message"),
     [
