@@ -1,4 +1,4 @@
-"""A Qwen3-MoE of two layers."""
+"""A Qwen3-MoE of two layers with many small experts, as its large relatives have."""
 
 from typing import Any
 
@@ -10,13 +10,14 @@ def _config(vocab_size: int) -> Any:
 
     return Qwen3MoeConfig(
         vocab_size=vocab_size,
-        hidden_size=64,
+        hidden_size=32,
         intermediate_size=64,
         moe_intermediate_size=32,
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
-        num_experts=8,
+        head_dim=32,
+        num_experts=64,
         num_experts_per_tok=2,
         norm_topk_prob=True,
         max_position_embeddings=512,
