@@ -7,6 +7,7 @@
 - `experts_oracle`: float64 values with an error bound.
 """
 
-from bitgate.kernels.moe.experts_kernel import MOE_EXPERTS, MOE_TORCH_1
+from bitgate.kernels.moe.contract import MOE_BF16_1, MOE_TORCH_1
+from bitgate.kernels.moe.experts_kernel import MOE_EXPERTS
 
-__all__ = ["MOE_EXPERTS", "MOE_TORCH_1"]
+__all__ = ["MOE_BF16_1", "MOE_EXPERTS", "MOE_TORCH_1"]

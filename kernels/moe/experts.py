@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-_WEIGHT_DTYPES = (torch.float32, torch.bfloat16)
+from bitgate.kernels.moe.arguments import check_experts, check_ids
 
 
 def experts_loop(
@@ -43,7 +43,8 @@ def experts_loop(
         TypeError: a tensor has another dtype.
         ValueError: shapes disagree, an id is out of range, or the limit is not positive.
     """
-    _check(x, topk_ids, topk_weights, w_gate_up, w_down, swiglu_limit)
+    check_experts(x, topk_ids, topk_weights, w_gate_up, w_down, swiglu_limit)
+    check_ids(topk_ids, w_gate_up.shape[0])
     experts = w_gate_up.shape[0]
     out = torch.zeros_like(x)
     by_slot = topk_ids.T
@@ -76,7 +77,8 @@ def experts_sorted(
     and every silu sees the same rows in the same shape, the remaining elementwise steps round each
     element by itself, and a token's terms are added in ascending expert order.
     """
-    _check(x, topk_ids, topk_weights, w_gate_up, w_down, swiglu_limit)
+    check_experts(x, topk_ids, topk_weights, w_gate_up, w_down, swiglu_limit)
+    check_ids(topk_ids, w_gate_up.shape[0])
     tokens, top_k = topk_ids.shape
     experts, intermediate = w_gate_up.shape[0], w_down.shape[2]
     if tokens * top_k == 0:
@@ -134,66 +136,3 @@ def _combine(
     for place in by_token.T:
         out += terms[place]
     return out
-
-
-def _check(
-    x: Tensor,
-    topk_ids: Tensor,
-    topk_weights: Tensor,
-    w_gate_up: Tensor,
-    w_down: Tensor,
-    swiglu_limit: float,
-) -> None:
-    _check_dtypes(x, topk_ids, topk_weights, w_gate_up, w_down)
-    _check_shapes(x, topk_ids, topk_weights, w_gate_up, w_down)
-    experts = w_gate_up.shape[0]
-    if topk_ids.numel():
-        low, high = (int(value) for value in torch.aminmax(topk_ids))
-        if low < -1 or high > experts:
-            raise ValueError(
-                f"topk_ids: expected 0 to {experts - 1} (-1 or {experts} for padding), "
-                f"got {low} to {high}; were the ids made for another number of experts?"
-            )
-    if not swiglu_limit > 0:
-        raise ValueError(f"swiglu_limit: expected a positive number or inf, got {swiglu_limit}")
-
-
-def _check_dtypes(
-    x: Tensor, topk_ids: Tensor, topk_weights: Tensor, w_gate_up: Tensor, w_down: Tensor
-) -> None:
-    expected = (
-        ("x", x, (torch.bfloat16,)),
-        ("topk_ids", topk_ids, (torch.int64,)),
-        ("topk_weights", topk_weights, _WEIGHT_DTYPES),
-        ("w_gate_up", w_gate_up, (torch.bfloat16,)),
-        ("w_down", w_down, (torch.bfloat16,)),
-    )
-    for name, tensor, dtypes in expected:
-        if tensor.dtype not in dtypes:
-            known = " or ".join(str(dtype) for dtype in dtypes)
-            raise TypeError(f"{name}: expected {known}, got {tensor.dtype}; convert it first")
-
-
-def _check_shapes(
-    x: Tensor, topk_ids: Tensor, topk_weights: Tensor, w_gate_up: Tensor, w_down: Tensor
-) -> None:
-    ranks = [tensor.dim() for tensor in (x, topk_ids, topk_weights, w_gate_up, w_down)]
-    if ranks != [2, 2, 2, 3, 3]:
-        raise ValueError(
-            "expected x, topk_ids, topk_weights with 2 and w_gate_up, w_down with 3 dimensions, "
-            f"got {ranks}"
-        )
-    tokens, hidden = x.shape
-    experts, _, intermediate = w_down.shape
-    expected = (
-        ("topk_ids", topk_ids, (tokens, topk_ids.shape[1])),
-        ("topk_weights", topk_weights, (tokens, topk_ids.shape[1])),
-        ("w_gate_up", w_gate_up, (experts, 2 * intermediate, hidden)),
-        ("w_down", w_down, (experts, hidden, intermediate)),
-    )
-    for name, tensor, shape in expected:
-        if tuple(tensor.shape) != shape:
-            raise ValueError(
-                f"{name}: expected shape {shape} beside x {tuple(x.shape)} and w_down "
-                f"{tuple(w_down.shape)}, got {tuple(tensor.shape)}"
-            )

@@ -33,21 +33,21 @@ def make_inputs(workload: Workload, index: int) -> Tensors:
     if not 0 < top_k <= experts:
         raise UsageError(f"{workload.key}: top_k must be 1 to {experts} (the number of experts)")
     stream = IntegerStream(workload.seed(index))
-    ids = _route(stream, tokens, experts, top_k)
+    ids = route(stream, tokens, experts, top_k)
     if workload.case == "padding":
         dice = stream.integers(ids.shape, 0, 7)
         ids = np.where(dice == 0, -1, np.where(dice == 1, experts, ids))
     # The scales give gate a spread of about 3, so that a limit of 10 does clamp, and outputs of 1.
     return {
-        "x": _spread(stream, (tokens, hidden), scale_log2=6),
+        "x": spread(stream, (tokens, hidden), scale_log2=6),
         "topk_ids": torch.from_numpy(ids),
-        "topk_weights": _weights(stream, (tokens, top_k)),
-        "w_gate_up": _spread(
+        "topk_weights": routing_weights(stream, (tokens, top_k)),
+        "w_gate_up": spread(
             stream,
             (experts, 2 * intermediate, hidden),
             scale_log2=4 + hidden.bit_length() // 2,
         ),
-        "w_down": _spread(
+        "w_down": spread(
             stream,
             (experts, hidden, intermediate),
             scale_log2=7 + intermediate.bit_length() // 2,
@@ -55,7 +55,7 @@ def make_inputs(workload: Workload, index: int) -> Tensors:
     }
 
 
-def _spread(stream: IntegerStream, shape: tuple[int, ...], *, scale_log2: int) -> torch.Tensor:
+def spread(stream: IntegerStream, shape: tuple[int, ...], *, scale_log2: int) -> torch.Tensor:
     """Bfloat16 of many magnitudes: with one scale alone, float32 would hold whole sums exactly.
 
     Then every order of additions would give the same bits, and no sample could tell them apart.
@@ -64,7 +64,7 @@ def _spread(stream: IntegerStream, shape: tuple[int, ...], *, scale_log2: int) -
     return torch.ldexp(values, torch.from_numpy(stream.integers(shape, -_OCTAVES, 0)))
 
 
-def _route(stream: IntegerStream, tokens: int, experts: int, top_k: int) -> npt.NDArray[np.int64]:
+def route(stream: IntegerStream, tokens: int, experts: int, top_k: int) -> npt.NDArray[np.int64]:
     """Distinct experts per token [tokens, top_k], drawn without replacement by popularity."""
     rank = np.argsort(stream.words(experts), kind="stable")
     popularity = 1 + 1024 // (2 + rank)
@@ -80,6 +80,6 @@ def _route(stream: IntegerStream, tokens: int, experts: int, top_k: int) -> npt.
     return ids
 
 
-def _weights(stream: IntegerStream, shape: tuple[int, ...]) -> torch.Tensor:
+def routing_weights(stream: IntegerStream, shape: tuple[int, ...]) -> torch.Tensor:
     """Positive float32 weights of 16 bits: more than bfloat16 holds, so that rounding shows."""
     return torch.from_numpy(stream.integers(shape, 1, 1 << 16) * 2.0**-16).to(torch.float32)

@@ -1,20 +1,11 @@
 """The definition of moe_experts: tensors, constants, suites and implementations."""
 
 from bitgate.kernels.moe import experts
+from bitgate.kernels.moe.contract import MOE_TORCH_1
 from bitgate.kernels.moe.experts_data import make_inputs
 from bitgate.kernels.moe.experts_fixtures import integer_cases
-from bitgate.kernels.spec import Contract, Implementation, Kernel, TensorSpec
+from bitgate.kernels.spec import Implementation, Kernel, TensorSpec
 from bitgate.records.types import Workload
-
-MOE_TORCH_1 = Contract(
-    name="moe-torch/1",
-    summary="torch's own bf16 matmul per expert over slot-major rows; bf16 after each matmul, "
-    "after silu, after the gated product, after the routing weight and after each addition, "
-    "experts ascending",
-    # torch picks another order of additions inside the matmul by row count, and by host.
-    batch_invariant=False,
-    cross_device=False,
-)
 
 
 def _workloads(shape: dict[str, int], tokens: tuple[int, ...], case: str) -> tuple[Workload, ...]:

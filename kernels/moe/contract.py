@@ -1,0 +1,103 @@
+"""The arithmetic orders of the experts: `moe-bf16/1`, and `moe-torch/1` of the model's own loop.
+
+`moe-bf16/1`, from the router's logits to the reduced rows:
+
+1. Scores and logits are float32. The largest scores (with the correction bias, if there is one) are
+   chosen, and of equal ones the lower expert. Weights come from the scores without the bias:
+   score / sum, the sum taken over the slots in order, then times the scale. A score that is NaN or
+   infinite counts as 0.
+2. A pair is token * top_k + slot. Pairs are grouped by expert and ascend within it; every group is
+   filled up to a multiple of block_m with the padding value tokens * top_k. Pairs whose expert is
+   below 0 or not below the number of experts are dropped. A block without pairs has expert -1.
+3. A matmul starts at +0 in float32 and runs over K in ascending steps of block_k: each step is one
+   product of tiles padded with +0 to [block_m, block_k] and [block_k, block_n], then one addition.
+   What a step is has a name, and a claim never spans two of them. On the CPU it is `ieee-tile`:
+   the product is the host BLAS's float32 product of C-ordered tiles, and the addition is IEEE.
+   On a GPU it is the device's own matrix instruction.
+4. The routing weight, in float32, multiplies the accumulator of the second matmul; no multiply is
+   contracted with an add. Then follows the one rounding to bfloat16, to nearest even; a NaN becomes
+   the one canonical NaN. Rows of dropped pairs are +0.
+5. The gate half is clamped above and the up half on both sides. silu is gate / (1 + exp(-gate)) in
+   float32, rounded to bfloat16, then multiplied by up and rounded again.
+6. A token's rows are added in float32 from +0, slots ascending, dropped pairs left out, and rounded
+   to bfloat16 once.
+
+Inputs must be finite. What the order leaves to the host makes the contract neither portable nor
+batch invariant: OpenBLAS sums a row of a tile in another way at another place of the tile on some
+processors (its Haswell and Zen kernels; its Nehalem, Sandy Bridge and Skylake-X kernels do not),
+and a row's place depends on the rows before it. The bits of `ieee-tile` depend on block_k, too, so
+implementations agree only at one block_k; the catalogue's use DEFAULT_CONFIG.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+from bitgate.kernels.spec import Contract
+from bitgate.records.errors import UsageError
+
+MOE_BF16_1: Final = Contract(
+    name="moe-bf16/1",
+    summary="pairs sorted by expert, tiled matmuls in float32 over ascending K, bf16 after each "
+    "matmul, after silu and after the gated product, routing weight before the second matmul's "
+    "rounding, slots added in float32 and rounded once",
+    batch_invariant=False,
+    cross_device=False,
+)
+MOE_TORCH_1: Final = Contract(
+    name="moe-torch/1",
+    summary="torch's own bf16 matmul per expert over slot-major rows; bf16 after each matmul, "
+    "after silu, after the gated product, after the routing weight and after each addition, "
+    "experts ascending",
+    # torch picks another order of additions inside the matmul by row count, and by host.
+    batch_invariant=False,
+    cross_device=False,
+)
+
+UNUSED_BLOCK: Final = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TileConfig:
+    """How a grouped matmul is cut into tiles and launched.
+
+    block_m, block_n and block_k are the extents of a tile in rows, columns and summed elements;
+    only block_k belongs to the order. group_m row blocks are computed side by side, so that they
+    share the weights in the cache. num_warps and num_stages are the launch's.
+
+    Raises:
+        UsageError: a block is no power of two of at least 16, num_warps none up to 16, or group_m
+            or num_stages is below 1.
+    """
+
+    block_m: int = 16
+    block_n: int = 128
+    block_k: int = 64
+    group_m: int = 8
+    num_warps: int = 4
+    num_stages: int = 3
+
+    def __post_init__(self) -> None:
+        for name in ("block_m", "block_n", "block_k"):
+            # Matrix instructions take 16 rows, columns and elements at least.
+            _require_power_of_two(name, getattr(self, name), 16, 1024)
+        _require_power_of_two("num_warps", self.num_warps, 1, 16)
+        for name in ("group_m", "num_stages"):
+            if getattr(self, name) < 1:
+                raise UsageError(
+                    f"TileConfig: expected {name} of at least 1, got {getattr(self, name)}"
+                )
+
+
+def _require_power_of_two(name: str, value: int, low: int, high: int) -> None:
+    if not low <= value <= high or value & (value - 1):
+        raise UsageError(
+            f"TileConfig: expected {name} to be a power of two from {low} to {high}, got {value}"
+        )
+
+
+DEFAULT_CONFIG: Final = TileConfig()
+
+
+def block_capacity(pairs: int, experts: int, block_m: int) -> int:
+    """How many blocks `pairs` can fill at most, however they are spread over the experts."""
+    return (pairs + min(pairs, experts) * (block_m - 1)) // block_m
