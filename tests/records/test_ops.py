@@ -54,13 +54,61 @@ def test_moe_counts():
 def test_every_operator_is_complete(known):
     names = [name for name, _ in known.axes]
     assert names == sorted(names)
+    assert set(known.sizes) < set(names)
     one = Workload(op=known.name, axes=tuple((name, 4) for name in names), dtype="bfloat16")
-    two = replace(one, axes=tuple((n, 8 if n == "tokens" else 4) for n in names))
+    two = replace(one, axes=tuple((n, 8 if n in known.sizes else 4) for n in names))
     assert 0 < bytes_of(one) < bytes_of(two)
-    assert 0 < flops_of(one) == flops_of(two) // 2
+    assert 2 * flops_of(one) <= flops_of(two)
+    assert flops_of(one) or known.name == "embedding"
     assert known.envelope
     assert known.source
     assert operator(known.name) is known
+
+
+def dense(op: str, **axes: int) -> Workload:
+    return Workload(op=op, axes=tuple(sorted(axes.items())), dtype="bfloat16")
+
+
+@pytest.mark.parametrize(
+    ("workload", "shapes", "flops"),
+    [
+        # Tensors that are moved, by their shapes; then multiply-adds and single operations.
+        (dense("gemm", m=3, k=5, n=7), [(3, 5), (5, 7), (3, 7)], 2 * 3 * 5 * 7),
+        (dense("rms_norm", tokens=3, hidden=8), [(2, 3, 8), (8,)], 3 * 8 * 4),
+        (dense("add_rms_norm", tokens=3, hidden=8), [(4, 3, 8), (8,)], 3 * 8 * 5),
+        (dense("silu_and_mul", tokens=3, intermediate=8), [(3, 16), (3, 8)], 3 * 8 * 5),
+        (dense("add", tokens=3, hidden=8), [(3, 3, 8)], 3 * 8),
+        # Queries and rows; keys and values read of 2 + 3 tokens, written of 3. Pairs: 3+4+5.
+        (
+            dense("context_attention", tokens=3, context=2, heads=4, kv_heads=2, head_dim=8),
+            [(2, 3, 4, 8), (2, 2 + 3, 2, 8), (2, 3, 2, 8)],
+            4 * 8 * 4 * (3 + 4 + 5),
+        ),
+        # Two sequences that attend to 5 and 6 tokens, their own included.
+        (
+            dense(
+                "generation_attention", sequences=2, kv_tokens=11, heads=4, kv_heads=2, head_dim=8
+            ),
+            [(2, 2, 4, 8), (2, 11, 2, 8), (2, 2, 2, 8)],
+            4 * 8 * 4 * 11,
+        ),
+    ],
+    ids=lambda value: value.op if isinstance(value, Workload) else "",
+)
+def test_dense_counts_are_the_sizes_of_the_tensors(workload, shapes, flops):
+    assert bytes_of(workload) == 2 * sum(map(math.prod, shapes))
+    assert flops_of(workload) == flops
+
+
+def test_ids_and_positions_are_counted_as_int64():
+    assert bytes_of(dense("embedding", tokens=3, hidden=8, vocabulary=99)) == 3 * 8 + 2 * 2 * 3 * 8
+    heads, table = 2 * 3 * 6 * 4, 3 * 4
+    assert bytes_of(dense("rope", tokens=3, heads=6, head_dim=4)) == 2 * (heads + table) + 3 * 8
+
+
+def test_a_request_without_new_tokens_attends_to_nothing():
+    nothing = dense("context_attention", tokens=0, context=9, heads=4, kv_heads=2, head_dim=8)
+    assert bytes_of(nothing) == flops_of(nothing) == 0
 
 
 def test_unknown_names_list_the_known_ones():
