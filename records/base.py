@@ -37,9 +37,16 @@ def require_utc(value: str, what: str) -> None:
 
 def require_decimal(value: str, what: str) -> Decimal:
     """Return the finite number that the decimal string holds, or raise InvariantError."""
-    if type(value) is not str or not _DECIMAL.fullmatch(value):
+    number = _decimal(value) if type(value) is str else None
+    if number is None:
         raise InvariantError(f"{what}: expected a decimal string such as '0.05', got {value!r:.80}")
-    return Decimal(value)
+    return number
+
+
+@lru_cache(maxsize=1024)
+def _decimal(text: str) -> Decimal | None:
+    """The number that the text is, if it is one; rows repeat the same few."""
+    return Decimal(text) if _DECIMAL.fullmatch(text) else None
 
 
 @lru_cache(maxsize=1024)

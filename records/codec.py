@@ -13,7 +13,6 @@ plain JSON of a row from the format before it; rows keep the bytes with which th
 
 import hashlib
 import json
-import re
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 from functools import cache
@@ -37,8 +36,10 @@ Upgrade = Callable[[str, Plain], Plain]
 UPGRADES: tuple[Upgrade, ...] = ()
 
 _LARGEST_INTEGER = 2**53 - 1
-# A number that may be too large: many digits that neither a hash nor a quoted text continues.
-_LONG_NUMBER = re.compile(rb"[0-9]{16}(?![0-9]*[a-f\"])")
+# With every digit as 0 and whatever a number can follow as a colon, a number that may be too large
+# is a plain text to search for: far quicker than a regular expression, which stops at each hash.
+_DIGITS_ALIKE = bytes.maketrans(b"123456789,[- \t\r\n", b"000000000:::::::")
+_LONG_NUMBER = b":" + b"0" * 16
 
 
 class FormatError(UsageError):
@@ -51,13 +52,12 @@ def canonical(value: Value) -> bytes:
     Raises:
         InvariantError: something in it has no exact JSON form, such as a float.
     """
-    plain = _plain(value, type(value).__name__)
-    # Without floats and with ASCII keys, this is RFC 8785 byte for byte (a test compares the two),
-    # in a tenth of the time that the general encoder takes.
-    text = json.dumps(plain, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    plain = _plain(value, (None, type(value).__name__))
     try:
-        return text.encode()
-    except UnicodeEncodeError as error:
+        # Without floats, and with ASCII keys in order, this is RFC 8785 byte for byte (a test
+        # compares the two), in a fraction of the time that the general encoder takes.
+        return to_json(plain)
+    except ValueError as error:
         raise InvariantError(
             f"{type(value).__name__}: text that UTF-8 cannot hold: {error}"
         ) from None
@@ -102,7 +102,7 @@ def decode(
 
 def _refuse_ambiguous(data: bytes) -> None:
     """Raise ValueError where readers of this JSON would disagree about what it says."""
-    long = _LONG_NUMBER.search(data)
+    long = _LONG_NUMBER in data.translate(_DIGITS_ALIKE)
     # Compact JSON that comes back byte for byte has no key twice; this is the fast way to know.
     if long or to_json(from_json(data)) != data:
         json.loads(data, object_pairs_hook=_once, parse_int=_exact_integer)
@@ -169,27 +169,49 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
     return TypeAdapter(kind)
 
 
-def _plain(item: object, where: str) -> Any:
-    """Plain JSON of a value; `where` names the place in error messages."""
-    if item is None or type(item) in {str, bool}:
+# A place inside a value: the place around it, and the name or the number there.
+_Place = tuple["_Place | None", str | int]
+
+
+def _plain(item: object, place: _Place) -> Any:
+    """Plain JSON of a value; `place` is named where something has no JSON form."""
+    kind = type(item)
+    if item is None or kind is str or kind is bool:
         return item
-    if type(item) is int:
-        if abs(item) > _LARGEST_INTEGER:
-            raise InvariantError(
-                f"{where}: {item} is beyond 2**53, which JSON readers round; use a decimal string"
-            )
-        return item
+    if kind is int:
+        return _exact(cast("int", item), place)
     if isinstance(item, tuple):
-        return [_plain(part, f"{where}[{index}]") for index, part in enumerate(item)]
-    if is_dataclass(item) and not isinstance(item, type):
-        return {
-            field.name: _plain(getattr(item, field.name), f"{where}.{field.name}")
-            for field in fields(item)
-        }
+        return [_plain(part, (place, index)) for index, part in enumerate(item)]
+    names = _field_names(kind)
+    if names is not None:
+        return {name: _plain(getattr(item, name), (place, name)) for name in names}
     raise InvariantError(
-        f"{where}: {item!r} is a {type(item).__name__}; rows hold str, int, bool, None, tuples and "
-        "values. Write a decimal number as a string"
+        f"{_words(place)}: {item!r} is a {kind.__name__}; rows hold str, int, bool, None, tuples "
+        "and values. Write a decimal number as a string"
     )
+
+
+def _exact(number: int, place: _Place) -> int:
+    if abs(number) > _LARGEST_INTEGER:
+        raise InvariantError(
+            f"{_words(place)}: {number} is beyond 2**53, which JSON readers round; use a decimal "
+            "string"
+        )
+    return number
+
+
+def _words(place: _Place) -> str:
+    """Value.field[index], from the outermost to the innermost."""
+    around, here = place
+    if around is None:
+        return str(here)
+    return f"{_words(around)}[{here}]" if isinstance(here, int) else f"{_words(around)}.{here}"
+
+
+@cache
+def _field_names(kind: type) -> tuple[str, ...] | None:
+    """The names of a dataclass's fields in the order of JSON; None where the type is none."""
+    return tuple(sorted(field.name for field in fields(kind))) if is_dataclass(kind) else None
 
 
 def _explain(kind: type, detail: ErrorDetails) -> str:
