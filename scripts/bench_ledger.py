@@ -1,6 +1,6 @@
 """How fast a ledger takes, verifies and lists records of the size that `bitgate run` writes.
 
-Prints seconds of the clock and of this process. Run it as `python scripts/bench_ledger.py [RECORDS]`;
+Prints seconds of the clock and of this process. Run `python scripts/bench_ledger.py [RECORDS]`;
 100,000 records take a gigabyte below the temporary directory, and some minutes.
 """
 
