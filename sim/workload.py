@@ -13,12 +13,19 @@ AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """One request of a trace. `arrival_ns` counts from the trace's first arrival."""
+    """One request of a trace. `arrival_ns` counts from the trace's first arrival.
+
+    priority: a smaller number is more important, where the engine's policy asks
+    segments: (segment, tokens) runs that name its first tokens, prompt and then output: requests
+        share a prefix exactly as far as their runs agree; unnamed tokens are shared with nobody
+    """
 
     id: int
     arrival_ns: int
     prompt_tokens: int
     output_tokens: int
+    priority: int = 0
+    segments: tuple[tuple[int, int], ...] = ()
 
 
 def read_azure(path: Path) -> Iterator[Request]:
