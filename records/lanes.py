@@ -1,5 +1,6 @@
 """Record lanes: how one is named and declared, and which record stands in it."""
 
+from collections.abc import Iterable
 from fractions import Fraction
 
 from bitgate.records.ledger import Entry, Ledger
@@ -47,15 +48,18 @@ def declarations(ledger: Ledger, lane: str) -> list[Entry[Lane]]:
 
 def standing(ledger: Ledger, lane: str) -> Entry[Record] | None:
     """The record that holds the lane: the last one promoted and not rejected since."""
+    held = standing_id(entry.body for entry in ledger.decisions() if entry.body.lane == lane)
+    return None if held is None else ledger.find(held)
+
+
+def standing_id(decisions: Iterable[Decision]) -> str | None:
+    """The id of the record that holds a lane after its decisions, oldest first."""
     held: list[str] = []
-    for entry in ledger.decisions():
-        decision = entry.body
-        if decision.lane != lane:
-            continue
+    for decision in decisions:
         held = [record for record in held if record != decision.record_id]
         if decision.kind != "rejected":
             held.append(decision.record_id)
-    return ledger.find(held[-1]) if held else None
+    return held[-1] if held else None
 
 
 def current_baseline(ledger: Ledger, lane: str) -> Record | None:
