@@ -8,7 +8,5 @@ A table of contents:
     data        inputs made from integers; fixtures: integer-exact cases
     pre, post, post_pre                      the definitions: MHC_PRE, MHC_POST, MHC_POST_PRE
     pre_triton, post_triton, post_pre_triton the canonical Triton kernels and their host functions
-    device      what the Triton kernels share
-    alias       which outputs may lie over which inputs
     fast        the fused implementation for CPUs; fast_loops: its half that numba compiles
 """

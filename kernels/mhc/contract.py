@@ -9,7 +9,7 @@ contracting a multiply and an add:
    order, hi before lo, from +0. The lanes are added as a tree of adjacent pairs. One split only.
 3. inv = 1 / sqrt(sq / (streams * hidden) + rms_eps); each step is correctly rounded.
 4. Wherever an inexact product meets an addition, a fence keeps the two apart.
-5. exp is the polynomial below: exactly 0 under -87 and inf above 87. sigmoid is 1 / (1 + exp(-z)).
+5. exp, sigmoid and the square root are those of `kernels.arithmetic`.
 6. Four values are added as ((a + b) + c) + d. Sinkhorn divides; it never multiplies by reciprocals.
 7. Weighted sums start at +0 and go over the streams in order; mhc_post adds the x term first.
 8. Results in bfloat16 are rounded once, to nearest even, by integer arithmetic; a NaN is stored as
@@ -24,6 +24,7 @@ from typing import Final, NotRequired, TypedDict, Unpack
 
 import torch
 
+from bitgate.kernels import arguments
 from bitgate.kernels.spec import Contract, TensorSpec
 from bitgate.records.errors import UsageError
 
@@ -44,48 +45,16 @@ STREAMS: Final = 4
 MIXES: Final = STREAMS * (STREAMS + 2)
 LANES: Final = 256
 
-# exp(x) = 2^n * (1 + r + r^2 * Q(r)), n = round(x / ln 2), r = x - n * LN2_HIGH - n * LN2_LOW.
-# LN2_HIGH has 9 significant bits, so that n * LN2_HIGH is exact. Q is a minimax fit on
-# |r| <= ln(2) / 2, lowest power first, rounded to float32.
-EXP_LIMIT: Final = 87.0
-LOG2_E: Final = float.fromhex("0x1.715476p+0")
-LN2_HIGH: Final = 0.693359375
-LN2_LOW: Final = float.fromhex("-0x1.bd0106p-13")
-ROUND_MAGIC: Final = 12582912.0  # 1.5 * 2^23: adding it rounds to an integer in the low bits
-ROUND_MAGIC_BITS: Final = 0x4B400000
-EXP_Q: Final = (
-    float.fromhex("0x1.000000p-1"),
-    float.fromhex("0x1.555554p-3"),
-    float.fromhex("0x1.55548cp-5"),
-    float.fromhex("0x1.111274p-7"),
-    float.fromhex("0x1.6d8e6ep-10"),
-    float.fromhex("0x1.9f077ap-13"),
-)
-
-HIGH_BITS: Final = -4096  # 0xFFFFF000 as a signed 32-bit integer
-NAN_BITS: Final = 0x7FC00000
-NAN_BITS_BF16: Final = 0x7FC0
-
 
 def bind(op: str, specs: tuple[TensorSpec, ...], tensors: Mapping[str, torch.Tensor]) -> int:
     """Check named tensors against their specifications; return the hidden size.
 
-    An axis written `streams*hidden` is the product of the two. Tensors that are not given are not
-    checked, so that outputs can be checked alone.
-
     Raises:
-        UsageError: a dtype, rank, extent or device disagrees, or the number of streams is not 4, or
+        UsageError: `arguments.bind` refuses them, or the number of streams is not 4, or
             streams * hidden is not a multiple of 256 lanes.
     """
-    axes: dict[str, int] = {"streams": STREAMS, "mixes": MIXES, "kinds": 3}
-    given = [(spec, tensors[spec.name]) for spec in specs if spec.name in tensors]
-    for spec, tensor in given:
-        _check_kind(op, spec, tensor)
-        for axis, extent in zip(spec.axes, tensor.shape, strict=True):
-            _check_extent(f"{op}: {spec.name}", axis, extent, axes)
-    devices = {str(tensor.device) for _, tensor in given}
-    if len(devices) > 1:
-        raise UsageError(f"{op}: expected all tensors on one device, got {sorted(devices)}")
+    fixed = {"streams": STREAMS, "mixes": MIXES, "kinds": 3}
+    axes = arguments.bind(op, specs, tensors, fixed=fixed, reason="only hc_mult 4 is defined")
     hidden = axes["hidden"]
     if hidden == 0 or STREAMS * hidden % LANES:
         raise UsageError(
@@ -93,30 +62,6 @@ def bind(op: str, specs: tuple[TensorSpec, ...], tensors: Mapping[str, torch.Ten
             f"(contract {MHC_C1.name} has {LANES} lanes over {STREAMS} * hidden), got {hidden}"
         )
     return hidden
-
-
-def _check_kind(op: str, spec: TensorSpec, tensor: torch.Tensor) -> None:
-    if not isinstance(tensor, torch.Tensor):
-        raise UsageError(
-            f"{op}: expected {spec.name} as a torch tensor, got {type(tensor).__name__}"
-        )
-    dtype = str(tensor.dtype).removeprefix("torch.")
-    if dtype != spec.dtype:
-        raise UsageError(f"{op}: expected {spec.name} in {spec.dtype}, got {dtype}; convert it")
-    if tensor.ndim != len(spec.axes):
-        raise UsageError(
-            f"{op}: expected {spec.name} as [{', '.join(spec.axes)}], got {list(tensor.shape)}"
-        )
-
-
-def _check_extent(where: str, axis: str, extent: int, axes: dict[str, int]) -> None:
-    if axis == "streams*hidden":
-        expected = STREAMS * axes["hidden"] if "hidden" in axes else extent
-    else:
-        expected = axes.setdefault(axis, extent)
-    if extent != expected:
-        hint = "; only hc_mult 4 is defined" if axis in {"streams", "mixes"} else ""
-        raise UsageError(f"{where}: expected axis {axis} of {expected}, got {extent}{hint}")
 
 
 class MixConstants(TypedDict):

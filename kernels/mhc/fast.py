@@ -9,6 +9,7 @@ from typing import Unpack
 import numpy as np
 import torch
 
+from bitgate.kernels import arithmetic
 from bitgate.kernels.mhc import contract, fast_loops
 from bitgate.kernels.mhc.contract import MixConstants
 from bitgate.kernels.mhc.fast_loops import Array
@@ -21,20 +22,20 @@ from bitgate.records.errors import UsageError
 def exp_numbers() -> Array:
     """Limit, log2(e), rounding magic, ln 2 high and low, inf, then Q from the top, and the NaN."""
     head = (
-        contract.EXP_LIMIT,
-        contract.LOG2_E,
-        contract.ROUND_MAGIC,
-        contract.LN2_HIGH,
-        contract.LN2_LOW,
+        arithmetic.EXP_LIMIT,
+        arithmetic.LOG2_E,
+        arithmetic.ROUND_MAGIC,
+        arithmetic.LN2_HIGH,
+        arithmetic.LN2_LOW,
         math.inf,
     )
-    numbers = np.array((*head, *contract.EXP_Q[::-1], 0.0), dtype=np.float32)
-    numbers.view(np.int32)[-1] = contract.NAN_BITS
+    numbers = np.array((*head, *arithmetic.EXP_Q[::-1], 0.0), dtype=np.float32)
+    numbers.view(np.int32)[-1] = arithmetic.NAN_BITS
     return numbers
 
 
 def _bits() -> Array:
-    return np.array([contract.HIGH_BITS, contract.NAN_BITS_BF16], dtype=np.int32)
+    return np.array([arithmetic.HIGH_BITS, arithmetic.NAN_BITS_BF16], dtype=np.int32)
 
 
 def _numbers(**constants: Unpack[MixConstants]) -> Array:

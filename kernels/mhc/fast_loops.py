@@ -47,7 +47,7 @@ def _widen(bits: Array, out: Array) -> None:
 
 @_compiled
 def _round(values: Array, nan: np.int16, out: Array) -> None:
-    """replay.round_bf16."""
+    """arithmetic.round_bf16."""
     bits = values.view(np.int32)
     for k in range(values.size):
         b = bits[k]
@@ -57,7 +57,7 @@ def _round(values: Array, nan: np.int16, out: Array) -> None:
 
 @_compiled
 def _split(values: Array, high_bits: np.int32, hi: Array, lo: Array) -> None:
-    """replay.split, over a flat array."""
+    """arithmetic.split, over a flat array."""
     bits, upper = values.view(np.int32), hi.view(np.int32)
     for k in range(values.size):
         upper[k] = bits[k] & high_bits
@@ -67,7 +67,7 @@ def _split(values: Array, high_bits: np.int32, hi: Array, lo: Array) -> None:
 
 @_compiled
 def _tree(lanes: Array) -> Any:
-    """replay.tree, in place."""
+    """arithmetic.tree, in place."""
     width = lanes.size
     while width > 1:
         width //= 2
@@ -78,7 +78,7 @@ def _tree(lanes: Array) -> Any:
 
 @_compiled
 def _exp(x: Any, e: Array) -> Any:
-    """replay.exp; `e` holds the contract's numbers in the order of `fast.exp_numbers`."""
+    """arithmetic.exp; `e` holds the contract's numbers in the order of `fast.exp_numbers`."""
     limit = e[0]
     if x < -limit:
         return ZERO

@@ -9,12 +9,22 @@ from typing import Final, Unpack
 
 import torch
 
+from bitgate.kernels import alias
+from bitgate.kernels.arguments import output
+from bitgate.kernels.arithmetic_triton import (
+    bits16,
+    canonical,
+    high,
+    launch,
+    round_bf16,
+    tree,
+    widen,
+)
 from bitgate.kernels.interpreter import tl, triton
-from bitgate.kernels.mhc import alias, contract, device, pre_triton
+from bitgate.kernels.mhc import contract, pre_triton
 from bitgate.kernels.mhc.contract import MixConstants
-from bitgate.kernels.mhc.device import LANES, MIXES, canonical, high, round_bf16, tree, widen
 from bitgate.kernels.mhc.post_pre import MHC_POST_PRE
-from bitgate.kernels.mhc.pre_triton import PADDED_MIXES
+from bitgate.kernels.mhc.pre_triton import LANES, MIXES, PADDED_MIXES
 
 ALIASES: Final = frozenset({("post_out", "post"), ("comb_out", "comb"), ("layer_input", "x")})
 
@@ -81,11 +91,11 @@ def post_dot(
     tokens, hidden = x.shape
     dot = torch.empty(tokens, contract.MIXES, dtype=torch.float32, device=x.device)
     sq = torch.empty(tokens, dtype=torch.float32, device=x.device)
-    device.launch(
+    launch(
         post_dot_kernel,
         (tokens,),
-        device.bits16(x),
-        device.bits16(residual),
+        bits16(x),
+        bits16(residual),
         post.contiguous(),
         comb.contiguous(),
         fn.contiguous(),
@@ -137,10 +147,10 @@ def mhc_post_pre(
     contract.check_constants(op, **constants)
     alias.check(op, inputs, outputs, ALIASES)
     tokens = x.shape[0]
-    residual_out = device.output(op, "residual_out", residual_out, (tokens, 4, hidden), residual)
-    post_out = device.output(op, "post_out", post_out, (tokens, 4), post)
-    comb_out = device.output(op, "comb_out", comb_out, (tokens, 4, 4), comb)
-    layer_input = device.output(op, "layer_input", layer_input, (tokens, hidden), x)
+    residual_out = output(op, "residual_out", residual_out, (tokens, 4, hidden), residual)
+    post_out = output(op, "post_out", post_out, (tokens, 4), post)
+    comb_out = output(op, "comb_out", comb_out, (tokens, 4, 4), comb)
+    layer_input = output(op, "layer_input", layer_input, (tokens, hidden), x)
     dot, sq = post_dot(x, residual, post, comb, fn, residual_out)
     pre = pre_triton.finish(dot, sq, scale, base, post_out, comb_out, size=4 * hidden, **constants)
     pre_triton.apply_pre(residual_out, pre, layer_input)

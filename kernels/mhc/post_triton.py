@@ -2,9 +2,11 @@
 
 import torch
 
+from bitgate.kernels import alias
+from bitgate.kernels.arguments import output
+from bitgate.kernels.arithmetic_triton import bits16, block_of, high, launch, round_bf16, widen
 from bitgate.kernels.interpreter import interpreting, tl, triton
-from bitgate.kernels.mhc import alias, contract, device
-from bitgate.kernels.mhc.device import high, round_bf16, widen
+from bitgate.kernels.mhc import contract
 from bitgate.kernels.mhc.post import MHC_POST
 
 
@@ -55,15 +57,13 @@ def mhc_post(
     hidden = contract.bind("mhc_post", MHC_POST.tensors, inputs | given)
     alias.check("mhc_post", inputs, given)
     tokens = x.shape[0]
-    residual_out = device.output(
-        "mhc_post", "residual_out", residual_out, (tokens, 4, hidden), residual
-    )
-    block = device.block_of(hidden, 4096 if interpreting() else 1024)
-    device.launch(
+    residual_out = output("mhc_post", "residual_out", residual_out, (tokens, 4, hidden), residual)
+    block = block_of(hidden, 4096 if interpreting() else 1024)
+    launch(
         post_kernel,
         (tokens, triton.cdiv(hidden, block)),
-        device.bits16(x),
-        device.bits16(residual),
+        bits16(x),
+        bits16(residual),
         post.contiguous(),
         comb.contiguous(),
         residual_out.view(torch.int16),

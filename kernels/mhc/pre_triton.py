@@ -9,24 +9,28 @@ from typing import Unpack
 
 import torch
 
-from bitgate.kernels.interpreter import interpreting, tl, triton
-from bitgate.kernels.mhc import alias, contract, device
-from bitgate.kernels.mhc.contract import MixConstants
-from bitgate.kernels.mhc.device import (
-    LANES,
-    MIXES,
+from bitgate.kernels import alias
+from bitgate.kernels.arguments import output
+from bitgate.kernels.arithmetic_triton import (
+    bits16,
+    block_of,
     canonical,
     exp,
     fence,
     high,
-    normalise,
+    launch,
     round_bf16,
     sigmoid,
     tree,
     widen,
 )
+from bitgate.kernels.interpreter import interpreting, tl, triton
+from bitgate.kernels.mhc import contract
+from bitgate.kernels.mhc.contract import MixConstants
 from bitgate.kernels.mhc.pre import MHC_PRE
 
+LANES = tl.constexpr(contract.LANES)
+MIXES = tl.constexpr(contract.MIXES)
 PADDED_MIXES = tl.constexpr(32)  # MIXES in a power of two
 
 
@@ -83,6 +87,13 @@ def softmax(a, b, c, d, eps, zero):
         tl.div_rn(c, total) + eps,
         tl.div_rn(d, total) + eps,
     )
+
+
+@triton.jit
+def normalise(a, b, c, d, eps):
+    """replay.normalise for four blocks that are divided by their sum."""
+    total = (((a + b) + c) + d) + eps
+    return tl.div_rn(a, total), tl.div_rn(b, total), tl.div_rn(c, total), tl.div_rn(d, total)
 
 
 @triton.jit(do_not_specialize=["sinkhorn_iters", "zero"])
@@ -213,9 +224,7 @@ def dot_sq(residual: torch.Tensor, fn: torch.Tensor) -> tuple[torch.Tensor, torc
     tokens = residual.shape[0]
     dot = torch.empty(tokens, contract.MIXES, dtype=torch.float32, device=residual.device)
     sq = torch.empty(tokens, dtype=torch.float32, device=residual.device)
-    device.launch(
-        dot_sq_kernel, (tokens,), device.bits16(residual), fn.contiguous(), dot, sq, fn.shape[1]
-    )
+    launch(dot_sq_kernel, (tokens,), bits16(residual), fn.contiguous(), dot, sq, fn.shape[1])
     return dot, sq
 
 
@@ -234,8 +243,8 @@ def finish(
     tokens = dot.shape[0]
     pre = torch.empty(tokens, contract.STREAMS, dtype=torch.float32, device=dot.device)
     # The interpreter pays per program, a device per idle lane.
-    block = device.block_of(tokens, 4096 if interpreting() else 128)
-    device.launch(
+    block = block_of(tokens, 4096 if interpreting() else 128)
+    launch(
         finish_kernel,
         (triton.cdiv(tokens, block),),
         dot,
@@ -261,11 +270,11 @@ def finish(
 def apply_pre(residual: torch.Tensor, pre: torch.Tensor, layer_input: torch.Tensor) -> None:
     """replay.apply_pre on the tensors' device: fills layer_input [tokens, hidden]."""
     tokens, _, hidden = residual.shape
-    block = device.block_of(hidden, 4096 if interpreting() else 1024)
-    device.launch(
+    block = block_of(hidden, 4096 if interpreting() else 1024)
+    launch(
         apply_pre_kernel,
         (tokens, triton.cdiv(hidden, block)),
-        device.bits16(residual),
+        bits16(residual),
         pre,
         layer_input.view(torch.int16),
         hidden,
@@ -300,9 +309,9 @@ def mhc_pre(
     contract.check_constants("mhc_pre", **constants)
     alias.check("mhc_pre", inputs, outputs)
     tokens = residual.shape[0]
-    post = device.output("mhc_pre", "post", post, (tokens, 4), scale)
-    comb = device.output("mhc_pre", "comb", comb, (tokens, 4, 4), scale)
-    layer_input = device.output("mhc_pre", "layer_input", layer_input, (tokens, hidden), residual)
+    post = output("mhc_pre", "post", post, (tokens, 4), scale)
+    comb = output("mhc_pre", "comb", comb, (tokens, 4, 4), scale)
+    layer_input = output("mhc_pre", "layer_input", layer_input, (tokens, hidden), residual)
     residual = residual.contiguous()
     dot, sq = dot_sq(residual, fn)
     pre = finish(dot, sq, scale, base, post, comb, size=4 * hidden, **constants)

@@ -1,14 +1,14 @@
 """The truth of contract `mhc-c1`: every stage in plain torch operations, in the contract's order.
 
-Only operations whose bits do not depend on threads, position or vector width are used: + - * /,
-comparisons, integer operations and casts; the square root goes through float64. The other
-implementations cite these functions by name.
+Every step is made of the pieces of `kernels.arithmetic`. The other implementations cite these
+functions by name.
 """
 
 from typing import Unpack
 
 import torch
 
+from bitgate.kernels import arithmetic
 from bitgate.kernels.mhc import contract
 from bitgate.kernels.mhc.contract import LANES, MIXES, STREAMS, MixConstants, inner_eps
 from bitgate.kernels.mhc.post import MHC_POST
@@ -17,64 +17,10 @@ from bitgate.kernels.mhc.pre import MHC_PRE
 Tensor = torch.Tensor
 
 
-def split(w: Tensor) -> tuple[Tensor, Tensor]:
-    """Float32 w as hi + lo, both exact: hi keeps sign, exponent and 11 stored significand bits."""
-    hi = (w.contiguous().view(torch.int32) & contract.HIGH_BITS).view(torch.float32)
-    return hi, w - hi
-
-
-def tree(lanes: Tensor) -> Tensor:
-    """Sum over the last axis (a power of two) as a tree of adjacent pairs."""
-    while lanes.shape[-1] > 1:
-        lanes = lanes[..., 0::2] + lanes[..., 1::2]
-    return lanes[..., 0]
-
-
 def sum_of_four(a: Tensor, dim: int) -> Tensor:
     """((a0 + a1) + a2) + a3 over an axis of four, which is kept with extent one."""
     a0, a1, a2, a3 = a.unbind(dim)
     return (((a0 + a1) + a2) + a3).unsqueeze(dim)
-
-
-def sqrt(x: Tensor) -> Tensor:
-    """Correctly rounded float32 square root."""
-    return x.double().sqrt().float()
-
-
-def canonical(x: Tensor) -> Tensor:
-    """Float32 x with every NaN replaced by the canonical one."""
-    nan = torch.full_like(x, contract.NAN_BITS, dtype=torch.int32).view(torch.float32)
-    return torch.where(x != x, nan, x)
-
-
-def round_bf16(x: Tensor) -> Tensor:
-    """Float32 x to bfloat16, nearest even, by integer arithmetic; canonical NaN."""
-    bits = x.contiguous().view(torch.int32)
-    rounded = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).to(torch.int16)
-    nan = torch.full_like(rounded, contract.NAN_BITS_BF16)
-    return torch.where(x != x, nan, rounded).view(torch.bfloat16)
-
-
-def exp(x: Tensor) -> Tensor:
-    """The contract's exp: 0 below -87, inf above 87, a fixed polynomial in between."""
-    low = torch.where(x < -contract.EXP_LIMIT, -contract.EXP_LIMIT, x)
-    y = torch.where(low > contract.EXP_LIMIT, contract.EXP_LIMIT, low)
-    shifted = y * contract.LOG2_E + contract.ROUND_MAGIC
-    n = shifted - contract.ROUND_MAGIC
-    r = (y - n * contract.LN2_HIGH) - n * contract.LN2_LOW
-    q = torch.full_like(r, contract.EXP_Q[5])
-    for coefficient in contract.EXP_Q[4::-1]:
-        q = q * r + coefficient
-    p = (q * (r * r) + r) + 1.0
-    exponent = (shifted.view(torch.int32) - contract.ROUND_MAGIC_BITS + 127) << 23
-    result = p * exponent.view(torch.float32)
-    result = torch.where(x < -contract.EXP_LIMIT, 0.0, result)
-    return torch.where(x > contract.EXP_LIMIT, float("inf"), result)
-
-
-def sigmoid(z: Tensor) -> Tensor:
-    """1 / (1 + exp(-z)): exactly 0 below -87 and exactly 1 above 17."""
-    return 1.0 / (1.0 + exp(0.0 - z))
 
 
 def maximum_of_four(a: Tensor) -> Tensor:
@@ -108,7 +54,7 @@ def dot_sq(residual: Tensor, fn: Tensor) -> tuple[Tensor, Tensor]:
     """
     tokens = residual.shape[0]
     x = residual.reshape(tokens, fn.shape[1]).float()
-    hi, lo = split(fn)
+    hi, lo = arithmetic.split(fn)
     acc = x.new_zeros(tokens, MIXES, LANES)
     square = x.new_zeros(tokens, LANES)
     for k in range(0, fn.shape[1], LANES):
@@ -116,7 +62,7 @@ def dot_sq(residual: Tensor, fn: Tensor) -> tuple[Tensor, Tensor]:
         acc = acc + hi[:, k : k + LANES] * lane[:, None]
         acc = acc + lo[:, k : k + LANES] * lane[:, None]
         square = square + lane * lane
-    return canonical(tree(acc)), canonical(tree(square))
+    return arithmetic.canonical(arithmetic.tree(acc)), arithmetic.canonical(arithmetic.tree(square))
 
 
 def finish(
@@ -142,35 +88,35 @@ def finish(
         pre [tokens, 4], post [tokens, 4], comb [tokens, 4, 4], float32.
     """
     sink_eps = inner_eps(**constants)
-    inv = 1.0 / sqrt(sq / float(size) + constants["rms_eps"])
+    inv = 1.0 / arithmetic.sqrt(sq / float(size) + constants["rms_eps"])
     logits = affine(dot * inv[:, None], scale, base)
-    pre = sigmoid(logits[:, 0:4]) + constants["hc_eps"]
-    post = sigmoid(logits[:, 4:8]) * constants["post_mult"]
+    pre = arithmetic.sigmoid(logits[:, 0:4]) + constants["hc_eps"]
+    post = arithmetic.sigmoid(logits[:, 4:8]) * constants["post_mult"]
     rows = logits[:, 8:24].reshape(-1, STREAMS, STREAMS)
-    grown = exp(rows - maximum_of_four(rows))
+    grown = arithmetic.exp(rows - maximum_of_four(rows))
     comb = grown / sum_of_four(grown, -1) + sink_eps
     comb = normalise(comb, -2, sink_eps)
     for _ in range(constants["sinkhorn_iters"] - 1):
         comb = normalise(comb, -1, sink_eps)
         comb = normalise(comb, -2, sink_eps)
-    return canonical(pre), canonical(post), canonical(comb)
+    return arithmetic.canonical(pre), arithmetic.canonical(post), arithmetic.canonical(comb)
 
 
 def apply_pre(residual: Tensor, pre: Tensor) -> Tensor:
     """The streams collapsed by their weights: [tokens, hidden] bfloat16."""
-    hi, lo = split(pre)
+    hi, lo = arithmetic.split(pre)
     acc = torch.zeros_like(residual[:, 0], dtype=torch.float32)
     for i in range(STREAMS):
         stream = residual[:, i].float()
         acc = acc + hi[:, i, None] * stream
         acc = acc + lo[:, i, None] * stream
-    return round_bf16(acc)
+    return arithmetic.round_bf16(acc)
 
 
 def post_sum(x: Tensor, residual: Tensor, post: Tensor, comb: Tensor) -> Tensor:
     """mhc_post before its rounding: [tokens, 4, hidden] float32. Sums over comb's first axis."""
-    post_hi, post_lo = split(post)
-    comb_hi, comb_lo = split(comb)
+    post_hi, post_lo = arithmetic.split(post)
+    comb_hi, comb_lo = arithmetic.split(comb)
     block = x[:, None].float()
     acc = torch.zeros_like(residual, dtype=torch.float32)
     acc = acc + post_hi[:, :, None] * block
@@ -211,7 +157,7 @@ def mhc_post(*, x: Tensor, residual: Tensor, post: Tensor, comb: Tensor) -> Tens
     """
     tensors = {"x": x, "residual": residual, "post": post, "comb": comb}
     contract.bind("mhc_post", MHC_POST.tensors, tensors)
-    return round_bf16(post_sum(x, residual, post, comb))
+    return arithmetic.round_bf16(post_sum(x, residual, post, comb))
 
 
 def mhc_post_pre(

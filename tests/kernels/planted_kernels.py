@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from bitgate.kernels.mhc.device import sigmoid
+from bitgate.kernels.arithmetic_triton import sigmoid
 
 
 @triton.jit

@@ -6,8 +6,9 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from bitgate.kernels import alias
 from bitgate.kernels.loading import load
-from bitgate.kernels.mhc import alias, data, post_pre_triton
+from bitgate.kernels.mhc import data, post_pre_triton
 from bitgate.kernels.mhc.post import MHC_POST
 from bitgate.kernels.mhc.post_pre import MHC_POST_PRE
 from bitgate.kernels.mhc.pre import MHC_PRE

@@ -2,11 +2,12 @@
 
 import hashlib
 from collections.abc import Callable
+from types import ModuleType
 
-import numpy as np
 import pytest
 import torch
 
+from bitgate.kernels import arithmetic
 from bitgate.kernels.mhc import reference, replay
 from bitgate.kernels.mhc.post import MHC_POST
 from bitgate.kernels.mhc.post_pre import MHC_POST_PRE
@@ -28,65 +29,6 @@ def inputs_at(kernel: Kernel, tokens: int, hidden: int, index: int = 0) -> Tenso
 def run(kernel: Kernel, inputs: Tensors) -> Tensors:
     call: Callable[..., object] = getattr(replay, kernel.op)
     return kernel.named_outputs(call(**inputs, **dict(kernel.constants)))
-
-
-# --- the pieces ----------------------------------------------------------------------------------
-
-
-def test_exp_is_accurate_and_saturates_exactly() -> None:
-    x = torch.from_numpy(np.linspace(-87, 87, 400_001).astype(np.float32))
-    exact = torch.exp(x.double())
-    relative = (replay.exp(x).double() - exact).abs() / exact
-    assert relative.max().item() <= 1.5 * UNIT
-    edge = torch.tensor([-1e30, -87.00001, 0.0, -0.0, 87.00001, 1e30, float("nan")])
-    found = replay.exp(edge).tolist()
-    assert found[:6] == [0.0, 0.0, 1.0, 1.0, float("inf"), float("inf")]
-    assert found[6] != found[6]
-
-
-def test_sigmoid_saturates_exactly() -> None:
-    z = torch.tensor([-1e30, -87.1, 0.0, 18.0, 1e30])
-    assert replay.sigmoid(z).tolist() == [0.0, 0.0, 0.5, 1.0, 1.0]
-
-
-def test_split_products_are_exact() -> None:
-    w = inputs_at(MHC_PRE, 1, 512)["fn"].flatten()
-    x = inputs_at(MHC_PRE, 24, 512)["residual"].flatten().float()
-    hi, lo = replay.split(w)
-    assert torch.equal(hi.double() + lo.double(), w.double())
-    for part in (hi, lo):
-        assert torch.equal((part * x).double(), part.double() * x.double())
-    assert not torch.equal((w * x).double(), w.double() * x.double())
-
-
-def test_tree_adds_adjacent_pairs() -> None:
-    values = inputs_at(MHC_PRE, 1, 64)["fn"][0]
-
-    def pairs(part: Tensor) -> Tensor:
-        half = part.shape[0] // 2
-        return part[0] if half == 0 else pairs(part[:half]) + pairs(part[half:])
-
-    assert torch.equal(replay.tree(values), pairs(values))
-    halves = values
-    while halves.shape[0] > 1:
-        halves = halves[: halves.shape[0] // 2] + halves[halves.shape[0] // 2 :]
-    assert not torch.equal(replay.tree(values), halves[0])
-
-
-def test_sqrt_is_correctly_rounded() -> None:
-    x = inputs_at(MHC_PRE, 1, 512)["fn"].abs().flatten()
-    assert np.array_equal(replay.sqrt(x).numpy(), np.sqrt(x.numpy()))
-
-
-def test_rounding_is_to_nearest_even_with_one_nan() -> None:
-    bits = [0x3F808000, 0x3F818000, 0x3F808001, -0x407F8000, 0x7F7FFFFF, 0x7F800001, -1, 0x7F800000]
-    x = torch.tensor(bits, dtype=torch.int32).view(torch.float32)
-    found = replay.round_bf16(x).view(torch.int16).tolist()
-    negative_tie = 0xBF80 - 0x10000
-    assert found == [0x3F80, 0x3F82, 0x3F81, negative_tie, 0x7F80, 0x7FC0, 0x7FC0, 0x7F80]
-    sweep = (torch.arange(1 << 17) * 32749 % (1 << 31)).to(torch.int32).view(torch.float32)
-    sweep = sweep[~sweep.isnan()]
-    assert torch.equal(replay.round_bf16(sweep), sweep.to(torch.bfloat16))
 
 
 # --- accuracy ------------------------------------------------------------------------------------
@@ -188,7 +130,7 @@ def fma(a: Tensor, b: Tensor, c: Tensor | float) -> Tensor:
 
 
 def contracted_exp(x: Tensor) -> Tensor:
-    original = replay.contract
+    original = arithmetic
     shifted = fma(x, torch.tensor(original.LOG2_E), original.ROUND_MAGIC)
     n = shifted - original.ROUND_MAGIC
     r = fma(-n, torch.tensor(original.LN2_LOW), (x - n * original.LN2_HIGH).double())
@@ -203,17 +145,17 @@ def contracted_affine(mixes: Tensor, scale: Tensor, base: Tensor) -> Tensor:
 
 
 NORMALISE, SUM = replay.normalise, replay.sum_of_four
-FINISH_MUTANTS: dict[str, tuple[str, Callable[..., Tensor], set[str]]] = {
-    "torch.sqrt": ("sqrt", torch.sqrt, {"pre", "post", "comb"}),
-    "rsqrt": ("sqrt", lambda x: x * torch.rsqrt(x), {"pre", "post", "comb"}),
-    "torch.sigmoid": ("sigmoid", torch.sigmoid, {"pre", "post"}),
-    "torch.exp": ("exp", torch.exp, {"pre", "post", "comb"}),
-    "contracted exp": ("exp", contracted_exp, {"pre", "post", "comb"}),
-    "contracted logits": ("affine", contracted_affine, {"pre", "post", "comb"}),
-    "reciprocal": ("normalise", lambda c, d, e: c * (1.0 / (SUM(c, d) + e)), {"comb"}),
-    "no eps inside": ("normalise", lambda c, d, e: NORMALISE(c, d, 0.0), {"comb"}),
-    "library sum": ("sum_of_four", lambda a, d: a.flip(d).sum(d, keepdim=True), {"comb"}),
-    "columns first": ("normalise", lambda c, d, e: NORMALISE(c, -3 - d, e), {"comb"}),
+FINISH_MUTANTS: dict[str, tuple[ModuleType, str, Callable[..., Tensor], set[str]]] = {
+    "torch.sqrt": (arithmetic, "sqrt", torch.sqrt, {"pre", "post", "comb"}),
+    "rsqrt": (arithmetic, "sqrt", lambda x: x * torch.rsqrt(x), {"pre", "post", "comb"}),
+    "torch.sigmoid": (arithmetic, "sigmoid", torch.sigmoid, {"pre", "post"}),
+    "torch.exp": (arithmetic, "exp", torch.exp, {"pre", "post", "comb"}),
+    "contracted exp": (arithmetic, "exp", contracted_exp, {"pre", "post", "comb"}),
+    "contracted logits": (replay, "affine", contracted_affine, {"pre", "post", "comb"}),
+    "reciprocal": (replay, "normalise", lambda c, d, e: c * (1.0 / (SUM(c, d) + e)), {"comb"}),
+    "no eps inside": (replay, "normalise", lambda c, d, e: NORMALISE(c, d, 0.0), {"comb"}),
+    "library sum": (replay, "sum_of_four", lambda a, d: a.flip(d).sum(d, keepdim=True), {"comb"}),
+    "columns first": (replay, "normalise", lambda c, d, e: NORMALISE(c, -3 - d, e), {"comb"}),
 }
 
 
@@ -221,12 +163,12 @@ FINISH_MUTANTS: dict[str, tuple[str, Callable[..., Tensor], set[str]]] = {
 def test_mutants_of_the_finish_stage_show(
     name: str, projected: Tensors, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place, mutant, touched = FINISH_MUTANTS[name]
+    module, place, mutant, touched = FINISH_MUTANTS[name]
     expected = finish(projected)
     values = (projected["sq"] / 256.0 + CONSTANTS["rms_eps"]).contiguous()
-    if name == "torch.sqrt" and torch.equal(torch.sqrt(values), replay.sqrt(values)):
+    if name == "torch.sqrt" and torch.equal(torch.sqrt(values), arithmetic.sqrt(values)):
         pytest.skip("this build of torch rounds torch.sqrt correctly: the mutant is no mutant")
-    monkeypatch.setattr(replay, place, mutant)
+    monkeypatch.setattr(module, place, mutant)
     result = compare_tensors(name, expected, finish(projected))
     assert {mismatch.tensor for mismatch in result.mismatches} == touched
 
@@ -262,7 +204,7 @@ def test_few_tokens_hide_a_mutant(projected: Tensors, monkeypatch: pytest.Monkey
     """Why the finish stage is compared at 4,096 tokens."""
     few = {name: value[:1] if name in {"dot", "sq"} else value for name, value in projected.items()}
     expected = finish(few)
-    monkeypatch.setattr(replay, "sigmoid", torch.sigmoid)
+    monkeypatch.setattr(arithmetic, "sigmoid", torch.sigmoid)
     assert compare_tensors("one token", expected, finish(few)).equal
 
 
@@ -273,7 +215,7 @@ DOT_MUTANTS: dict[str, Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]] = {
         (x.double() ** 2).sum(-1).float(),
     ),
     "truncated mapping": lambda x, fn: replay.dot_sq(
-        x.reshape(-1, 4, x.shape[1] // 4).to(torch.bfloat16), replay.split(fn)[0]
+        x.reshape(-1, 4, x.shape[1] // 4).to(torch.bfloat16), arithmetic.split(fn)[0]
     ),
 }
 
@@ -309,7 +251,7 @@ def test_mutants_of_the_mixing_show(order: str) -> None:
 def test_a_truncating_rounding_shows() -> None:
     total = replay.post_sum(**inputs_at(MHC_POST, 3, 64))
     truncated = (total.view(torch.int32) >> 16).to(torch.int16)
-    differing = replay.round_bf16(total).view(torch.int16) != truncated
+    differing = arithmetic.round_bf16(total).view(torch.int16) != truncated
     assert 0.3 < differing.float().mean() < 0.7
 
 
@@ -317,9 +259,9 @@ def test_an_unrounded_carry_shows() -> None:
     inputs = inputs_at(MHC_POST_PRE, 3, 256)
     names = ("x", "residual", "post", "comb")
     total = replay.post_sum(**{name: inputs[name] for name in names})
-    rounded = replay.round_bf16(total)
+    rounded = arithmetic.round_bf16(total)
     flat = total.flatten(1)
-    hi, lo = replay.split(inputs["fn"])
+    hi, lo = arithmetic.split(inputs["fn"])
     carried = flat @ (hi + lo).T
     dot, _ = replay.dot_sq(rounded, inputs["fn"])
     assert (dot - carried).abs().max() > 100 * UNIT * dot.abs().max()

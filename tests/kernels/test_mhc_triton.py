@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from bitgate.kernels import arithmetic
 from bitgate.kernels.mhc import data, post_pre_triton, post_triton, pre_triton, replay
 from bitgate.kernels.mhc.post import MHC_POST
 from bitgate.kernels.mhc.post_pre import MHC_POST_PRE
@@ -28,7 +29,7 @@ def inputs_at(tokens: int, hidden: int, case: str = "random", index: int = 0) ->
 
 def replayed(inputs: Tensors) -> Tensors:
     """Every boundary of the fused operator, by the replay's stages."""
-    residual_out = replay.round_bf16(replay.post_sum(**{n: inputs[n] for n in POST_NAMES}))
+    residual_out = arithmetic.round_bf16(replay.post_sum(**{n: inputs[n] for n in POST_NAMES}))
     dot, sq = replay.dot_sq(residual_out, inputs["fn"])
     size = 4 * inputs["x"].shape[1]
     pre, post, comb = replay.finish(

@@ -1,6 +1,6 @@
-"""What the Triton kernels of contract `mhc-c1` share: its arithmetic, and how they are launched.
+"""The pieces of `arithmetic` for Triton kernels, and how kernels made of them are launched.
 
-Each function implements the replay function that its docstring names. Tensors of bfloat16 arrive
+Each device function implements the function of `arithmetic` of its name. Tensors of bfloat16 arrive
 as int16 bit patterns, so that no backend's conversion is trusted.
 """
 
@@ -8,23 +8,20 @@ from typing import Any
 
 import torch
 
+from bitgate.kernels import arithmetic
 from bitgate.kernels.interpreter import interpreting, tl, triton
-from bitgate.kernels.mhc import contract
-from bitgate.records.errors import EnvironmentUnfit, UsageError
+from bitgate.records.errors import EnvironmentUnfit
 
-LIMIT = tl.constexpr(contract.EXP_LIMIT)
-LOG2_E = tl.constexpr(contract.LOG2_E)
-LN2_HIGH = tl.constexpr(contract.LN2_HIGH)
-LN2_LOW = tl.constexpr(contract.LN2_LOW)
-ROUND_MAGIC = tl.constexpr(contract.ROUND_MAGIC)
-ROUND_MAGIC_BITS = tl.constexpr(contract.ROUND_MAGIC_BITS)
-Q0, Q1, Q2, Q3, Q4, Q5 = (tl.constexpr(value) for value in contract.EXP_Q)
-HIGH_BITS = tl.constexpr(contract.HIGH_BITS)
-NAN_BITS = tl.constexpr(contract.NAN_BITS)
-NAN_BITS_BF16 = tl.constexpr(contract.NAN_BITS_BF16)
-STREAMS = tl.constexpr(contract.STREAMS)
-MIXES = tl.constexpr(contract.MIXES)
-LANES = tl.constexpr(contract.LANES)
+LIMIT = tl.constexpr(arithmetic.EXP_LIMIT)
+LOG2_E = tl.constexpr(arithmetic.LOG2_E)
+LN2_HIGH = tl.constexpr(arithmetic.LN2_HIGH)
+LN2_LOW = tl.constexpr(arithmetic.LN2_LOW)
+ROUND_MAGIC = tl.constexpr(arithmetic.ROUND_MAGIC)
+ROUND_MAGIC_BITS = tl.constexpr(arithmetic.ROUND_MAGIC_BITS)
+Q0, Q1, Q2, Q3, Q4, Q5 = (tl.constexpr(value) for value in arithmetic.EXP_Q)
+HIGH_BITS = tl.constexpr(arithmetic.HIGH_BITS)
+NAN_BITS = tl.constexpr(arithmetic.NAN_BITS)
+NAN_BITS_BF16 = tl.constexpr(arithmetic.NAN_BITS_BF16)
 
 
 @triton.jit
@@ -35,7 +32,7 @@ def widen(bits):
 
 @triton.jit
 def round_bf16(x):
-    """replay.round_bf16, as int16 bit patterns."""
+    """arithmetic.round_bf16, as int16 bit patterns."""
     bits = x.to(tl.int32, bitcast=True)
     rounded = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).to(tl.int16)
     return tl.where(x != x, NAN_BITS_BF16, rounded).to(tl.int16)
@@ -43,20 +40,20 @@ def round_bf16(x):
 
 @triton.jit
 def canonical(x):
-    """replay.canonical."""
+    """arithmetic.canonical."""
     nan = tl.full(x.shape, NAN_BITS, tl.int32).to(tl.float32, bitcast=True)
     return tl.where(x != x, nan, x)
 
 
 @triton.jit
 def high(w):
-    """The hi of replay.split; lo is w - hi."""
+    """The hi of arithmetic.split; lo is w - hi."""
     return (w.to(tl.int32, bitcast=True) & HIGH_BITS).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def tree(lanes, ROWS: tl.constexpr, WIDTH: tl.constexpr, LEVELS: tl.constexpr):
-    """replay.tree over [ROWS, WIDTH = 2^LEVELS]."""
+    """arithmetic.tree over [ROWS, WIDTH = 2^LEVELS]."""
     for level in tl.static_range(LEVELS):
         even, odd = tl.split(tl.reshape(lanes, (ROWS, WIDTH >> (level + 1), 2)))
         lanes = even + odd
@@ -74,7 +71,7 @@ def fence(x, zero):
 
 @triton.jit
 def exp(x, zero):
-    """replay.exp."""
+    """arithmetic.exp."""
     low = tl.where(x < -LIMIT, -LIMIT, x)
     y = tl.where(low > LIMIT, LIMIT, low)
     shifted = fence(y * LOG2_E, zero) + ROUND_MAGIC
@@ -94,20 +91,15 @@ def exp(x, zero):
 
 @triton.jit
 def sigmoid(z, zero):
-    """replay.sigmoid."""
+    """arithmetic.sigmoid."""
     one = tl.full(z.shape, 1.0, tl.float32)
     return tl.div_rn(one, one + exp(0.0 - z, zero))
 
 
-@triton.jit
-def normalise(a, b, c, d, eps):
-    """replay.normalise for four blocks that are divided by their sum."""
-    total = (((a + b) + c) + d) + eps
-    return tl.div_rn(a, total), tl.div_rn(b, total), tl.div_rn(c, total), tl.div_rn(d, total)
-
-
-def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
-    """Launch a kernel of this contract: multiply-add fusion is off wherever it is launched.
+def launch(
+    kernel: Any, grid: tuple[int, ...], *arguments: Any, num_warps: int = 4, **constants: Any
+) -> None:
+    """Launch a kernel made of these pieces: multiply-add fusion is off wherever it is launched.
 
     Raises:
         EnvironmentUnfit: the tensors lie on the CPU and Triton does not interpret here.
@@ -116,10 +108,10 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any
     if on_cpu and not interpreting():
         raise EnvironmentUnfit(
             "expected tensors on a device that Triton compiles for, got CPU tensors: set "
-            "TRITON_INTERPRET=1 before Python starts, or choose the numba implementation"
+            "TRITON_INTERPRET=1 before Python starts, or choose an implementation without Triton"
         )
     if 0 not in grid:
-        kernel[grid](*arguments, enable_fp_fusion=False, num_warps=4, **constants)
+        kernel[grid](*arguments, enable_fp_fusion=False, num_warps=num_warps, **constants)
 
 
 def block_of(extent: int, limit: int) -> int:
@@ -130,21 +122,3 @@ def block_of(extent: int, limit: int) -> int:
 def bits16(tensor: torch.Tensor) -> torch.Tensor:
     """A bfloat16 tensor as its int16 bit patterns, without a copy if it is contiguous."""
     return tensor.contiguous().view(torch.int16)
-
-
-def output(
-    op: str, name: str, given: torch.Tensor | None, shape: tuple[int, ...], like: torch.Tensor
-) -> torch.Tensor:
-    """The caller's tensor for one output, or a new one of the shape, dtype and device of `like`.
-
-    Raises:
-        UsageError: the caller's tensor is not contiguous.
-    """
-    if given is None:
-        return torch.empty(shape, dtype=like.dtype, device=like.device)
-    if not given.is_contiguous():
-        raise UsageError(
-            f"{op}: expected {name} to be contiguous, got strides {given.stride()} for shape "
-            f"{list(given.shape)}; pass a contiguous tensor and copy from it"
-        )
-    return given

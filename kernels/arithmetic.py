@@ -1,0 +1,92 @@
+"""The arithmetic that no device, thread count or vector width can change: numbers, and in torch.
+
+Contracts whose bits are the same everywhere are made of these pieces. Only operations that IEEE 754
+rounds alike on every device are used: + - * /, comparisons, integer operations and casts; the
+square root goes through float64. `arithmetic_triton` holds the same pieces for Triton kernels.
+
+exp(x) = 2^n * (1 + r + r^2 * Q(r)), n = round(x / ln 2), r = x - n * LN2_HIGH - n * LN2_LOW. It is
+exactly 0 under -87 and inf above 87, and elsewhere within 1.5 * 2^-24 of the value. sigmoid(z) is
+1 / (1 + exp(-z)). Sums over lanes are a tree of adjacent pairs. Bfloat16 is made by integer
+arithmetic, to nearest even, and a NaN is stored as the one canonical NaN.
+"""
+
+from typing import Final
+
+import torch
+
+Tensor = torch.Tensor
+
+# LN2_HIGH has 9 significant bits, so that n * LN2_HIGH is exact. Q is a minimax fit on
+# |r| <= ln(2) / 2, lowest power first, rounded to float32.
+EXP_LIMIT: Final = 87.0
+LOG2_E: Final = float.fromhex("0x1.715476p+0")
+LN2_HIGH: Final = 0.693359375
+LN2_LOW: Final = float.fromhex("-0x1.bd0106p-13")
+ROUND_MAGIC: Final = 12582912.0  # 1.5 * 2^23: adding it rounds to an integer in the low bits
+ROUND_MAGIC_BITS: Final = 0x4B400000
+EXP_Q: Final = (
+    float.fromhex("0x1.000000p-1"),
+    float.fromhex("0x1.555554p-3"),
+    float.fromhex("0x1.55548cp-5"),
+    float.fromhex("0x1.111274p-7"),
+    float.fromhex("0x1.6d8e6ep-10"),
+    float.fromhex("0x1.9f077ap-13"),
+)
+
+HIGH_BITS: Final = -4096  # 0xFFFFF000 as a signed 32-bit integer
+NAN_BITS: Final = 0x7FC00000
+NAN_BITS_BF16: Final = 0x7FC0
+
+
+def split(w: Tensor) -> tuple[Tensor, Tensor]:
+    """Float32 w as hi + lo, both exact: hi keeps sign, exponent and 11 stored significand bits."""
+    hi = (w.contiguous().view(torch.int32) & HIGH_BITS).view(torch.float32)
+    return hi, w - hi
+
+
+def tree(lanes: Tensor) -> Tensor:
+    """Sum over the last axis (a power of two) as a tree of adjacent pairs."""
+    while lanes.shape[-1] > 1:
+        lanes = lanes[..., 0::2] + lanes[..., 1::2]
+    return lanes[..., 0]
+
+
+def sqrt(x: Tensor) -> Tensor:
+    """Correctly rounded float32 square root."""
+    return x.double().sqrt().float()
+
+
+def canonical(x: Tensor) -> Tensor:
+    """Float32 x with every NaN replaced by the canonical one."""
+    nan = torch.full_like(x, NAN_BITS, dtype=torch.int32).view(torch.float32)
+    return torch.where(x != x, nan, x)
+
+
+def round_bf16(x: Tensor) -> Tensor:
+    """Float32 x to bfloat16, nearest even, by integer arithmetic; canonical NaN."""
+    bits = x.contiguous().view(torch.int32)
+    rounded = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).to(torch.int16)
+    nan = torch.full_like(rounded, NAN_BITS_BF16)
+    return torch.where(x != x, nan, rounded).view(torch.bfloat16)
+
+
+def exp(x: Tensor) -> Tensor:
+    """0 below -87, inf above 87, a fixed polynomial in between; a NaN stays one."""
+    low = torch.where(x < -EXP_LIMIT, -EXP_LIMIT, x)
+    y = torch.where(low > EXP_LIMIT, EXP_LIMIT, low)
+    shifted = y * LOG2_E + ROUND_MAGIC
+    n = shifted - ROUND_MAGIC
+    r = (y - n * LN2_HIGH) - n * LN2_LOW
+    q = torch.full_like(r, EXP_Q[5])
+    for coefficient in EXP_Q[4::-1]:
+        q = q * r + coefficient
+    p = (q * (r * r) + r) + 1.0
+    exponent = (shifted.view(torch.int32) - ROUND_MAGIC_BITS + 127) << 23
+    result = p * exponent.view(torch.float32)
+    result = torch.where(x < -EXP_LIMIT, 0.0, result)
+    return torch.where(x > EXP_LIMIT, float("inf"), result)
+
+
+def sigmoid(z: Tensor) -> Tensor:
+    """1 / (1 + exp(-z)): exactly 0 below -87 and exactly 1 above 17."""
+    return 1.0 / (1.0 + exp(0.0 - z))
