@@ -74,7 +74,7 @@ def demo(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON only.")] = False,
 ) -> None:
     """The whole flow on this machine's CPU; writes OUT/ledger and OUT/report.html."""
-    from bitgate.bench.demo.story import run
+    from bitgate.demo.story import run
 
     raise typer.Exit(run(out, as_json=as_json))
 

@@ -9,7 +9,7 @@ import pytest
 import typer
 
 from bitgate import cli
-from bitgate.bench.demo import story
+from bitgate.demo import story
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = sorted(

@@ -5,7 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from bitgate.bench.demo import story
+from bitgate.demo import story
+from bitgate.demo.endings import Expectation, ended
 from bitgate.parity.bundle import Bundle
 from bitgate.parity.compare import compare_bundles
 from bitgate.records.candidate_file import load_candidate_file
@@ -61,8 +62,8 @@ def test_a_rejection_for_another_reason_is_not_the_expected_one(finding, mismatc
     failure = SimpleNamespace(gate="G4", reason="r", mismatch=mismatch)
     verdict = SimpleNamespace(kind=finding, first_failure=failure, results=(), passed=False)
     report = SimpleNamespace(candidate=SimpleNamespace(name="x"), rows=(), verdict=verdict)
-    wanted = story.Expectation(file="x", findings=("deterministic-mismatch",))
-    assert story._ended(report, wanted).as_expected is expected
+    wanted = Expectation(file="x", findings=("deterministic-mismatch",))
+    assert ended(report, wanted).as_expected is expected
 
 
 def test_a_missing_promotion_is_not_the_expected_end():
@@ -74,10 +75,10 @@ def test_a_missing_promotion_is_not_the_expected_end():
         workload=Workload(op="moe_experts", axes=(("tokens", 16),), dtype="bfloat16"),
     )
     report = SimpleNamespace(candidate=SimpleNamespace(name="x"), rows=(row,), verdict=verdict)
-    wanted = story.Expectation(file="x", findings=("exact",), promoted_tokens=(16,))
-    assert not story._ended(report, wanted).as_expected
+    wanted = Expectation(file="x", findings=("exact",), promoted_tokens=(16,))
+    assert not ended(report, wanted).as_expected
     row.ending = "promoted"
-    assert story._ended(report, wanted).as_expected
+    assert ended(report, wanted).as_expected
 
 
 def promoted(candidate: dict) -> list[str]:
@@ -97,8 +98,9 @@ def test_twice_in_a_row_it_tells_the_same_story(tmp_path, capsys):
     for one, other in zip(first["candidates"], second["candidates"], strict=True):
         assert one["finding"] == other["finding"]
         assert promoted(one) == promoted(other)
-    bundles = [Bundle.open(tmp_path / name / "bundle") for name in ("out-1", "out")]
-    assert compare_bundles(*bundles).verdict == "equal"
+    for model in story.MODELS:
+        bundles = [Bundle.open(tmp_path / name / model) for name in ("out-1", "out")]
+        assert compare_bundles(*bundles).verdict == "equal"
     for name in ("out-1", "out"):
         report = Ledger(tmp_path / name / "ledger").verify(strict=True)
         assert report.ok, report.breaks
