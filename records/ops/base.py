@@ -18,6 +18,7 @@ ELEMENT_BYTES: Final[Mapping[str, int]] = {
     "float8_e5m2": 1,
 }
 FP32_BYTES: Final = 4
+INT32_BYTES: Final = 4
 INT64_BYTES: Final = 8
 
 ENVELOPE: Final = (
@@ -60,3 +61,8 @@ class Operator:
                 f"workload {workload.key}: unknown dtype {workload.dtype!r}; known are "
                 f"{', '.join(ELEMENT_BYTES)}"
             )
+
+
+def no_flops(axes: Axes) -> int:  # noqa: ARG001 - of an operator that only moves data
+    """Zero."""
+    return 0

@@ -6,7 +6,7 @@ Names and axes are those of the field, so that published tables can be read as t
 
 from typing import Final
 
-from bitgate.records.ops.base import ENVELOPE, INT64_BYTES, Axes, Operator
+from bitgate.records.ops.base import ENVELOPE, INT64_BYTES, Axes, Operator, no_flops
 
 _ROWS = ("tokens", "T, rows of the call")
 _HEADS = (
@@ -24,10 +24,6 @@ _CACHE = (
 def _embedding_bytes(axes: Axes, element: int) -> int:
     """The ids, and each row read and written."""
     return axes["tokens"] * (INT64_BYTES + 2 * element * axes["hidden"])
-
-
-def _no_flops(axes: Axes) -> int:  # noqa: ARG001 - an operator that only moves data
-    return 0
 
 
 def _rms_norm_bytes(axes: Axes, element: int) -> int:
@@ -125,7 +121,7 @@ DENSE_OPERATORS: Final = (
         ),
         envelope=ENVELOPE,
         bytes_moved=_embedding_bytes,
-        flops=_no_flops,
+        flops=no_flops,
         counts="exact",
         source="ids as int64; as many rows read as written, in the workload's dtype",
     ),

@@ -1,43 +1,205 @@
-"""Operators of the mixture of experts."""
+"""Operators of the mixture of experts: the stages one by one, and the experts as a whole.
+
+A pair is a token and one of its slots; there are tokens * top_k. The numbers are those of tokens
+whose slots all name an expert. The stages' bytes sum to the staged traffic of a layer: besides the
+weights 2 T H + T k (8 I + 4 I + 4 H) + 2 T H bytes in bfloat16, and what indexes the pairs.
+"""
 
 from typing import Final
 
-from bitgate.records.ops.base import ENVELOPE, FP32_BYTES, INT64_BYTES, Axes, Operator
+from bitgate.records.ops.base import (
+    ENVELOPE,
+    FP32_BYTES,
+    INT32_BYTES,
+    INT64_BYTES,
+    Axes,
+    Operator,
+    no_flops,
+)
+
+_EXPERTS = ("experts", "E, experts of the layer")
+_HIDDEN = ("hidden", "H, elements of a row")
+_TOKENS = ("tokens", "T, rows of the call")
+_TOP_K = ("top_k", "k, experts chosen for a row")
+
+_LOGIT_FLOPS = 4
+_CHOICE_FLOPS = 3
+_GATED_FLOPS = 5
+
+
+def _pairs(axes: Axes) -> int:
+    return axes["tokens"] * axes["top_k"]
+
+
+def _fewest_experts(axes: Axes) -> int:
+    """All tokens may choose the same ones."""
+    return min(axes["top_k"], axes["experts"]) if axes["tokens"] else 0
+
+
+def _route_bytes(axes: Axes, element: int) -> int:
+    """Logits and correction bias in; of each choice its weight and its id out."""
+    scores = element * axes["experts"] * (axes["tokens"] + 1)
+    return scores + _pairs(axes) * (FP32_BYTES + INT64_BYTES)
+
+
+def _route_flops(axes: Axes) -> int:
+    """Of each logit its score and the bias added; of each choice its part of the sum."""
+    logits = axes["tokens"] * axes["experts"]
+    return logits * (_LOGIT_FLOPS + 1) + _pairs(axes) * _CHOICE_FLOPS
+
+
+def _align_bytes(axes: Axes, element: int) -> int:  # noqa: ARG001 - integers only
+    """Each id in; each pair in its place, at least one block's expert, and the length out."""
+    pairs = _pairs(axes)
+    blocks = 1 if pairs else 0
+    return INT64_BYTES * pairs + INT32_BYTES * (pairs + blocks + 1)
+
+
+def _gemm_bytes(axes: Axes, element: int) -> int:
+    """Rows and weights in, one row a pair out, in the dtype and as accumulator; index and weight.
+
+    The index is each pair, at least one block's expert, and the length.
+    """
+    k, n, pairs = axes["k"], axes["n"], _pairs(axes)
+    blocks = 1 if pairs else 0
+    rows = element * k * axes["tokens"] + pairs * n * (element + FP32_BYTES)
+    index = INT32_BYTES * (pairs + blocks + 1) + FP32_BYTES * pairs
+    return rows + index + _fewest_experts(axes) * n * k * element
+
+
+def _gemm_flops(axes: Axes) -> int:
+    return 2 * _pairs(axes) * axes["n"] * axes["k"]
+
+
+def _act_bytes(axes: Axes, element: int) -> int:
+    """Gate and up in, their product out."""
+    return 3 * element * axes["rows"] * axes["intermediate"]
+
+
+def _act_flops(axes: Axes) -> int:
+    return _GATED_FLOPS * axes["rows"] * axes["intermediate"]
+
+
+def _combine_bytes(axes: Axes, element: int) -> int:
+    """One row a pair and its id in, one row a token out."""
+    rows = element * axes["hidden"] * (_pairs(axes) + axes["tokens"])
+    return rows + INT64_BYTES * _pairs(axes)
+
+
+def _combine_flops(axes: Axes) -> int:
+    return _pairs(axes) * axes["hidden"]
 
 
 def _experts_bytes(axes: Axes, element: int) -> int:
     """Rows in and out, their choices, and the weights of the fewest experts that can be chosen."""
-    tokens, hidden, chosen = axes["tokens"], axes["hidden"], axes["top_k"]
-    rows = 2 * element * tokens * hidden
-    choices = tokens * chosen * (INT64_BYTES + FP32_BYTES)  # index int64 and weight fp32
-    touched = min(chosen, axes["experts"]) if tokens else 0
-    return rows + choices + touched * 3 * axes["intermediate"] * hidden * element
+    rows = 2 * element * axes["tokens"] * axes["hidden"]
+    choices = _pairs(axes) * (INT64_BYTES + FP32_BYTES)  # index int64 and weight fp32
+    weights = _fewest_experts(axes) * 3 * axes["intermediate"] * axes["hidden"] * element
+    return rows + choices + weights
 
 
 def _experts_flops(axes: Axes) -> int:
     """Gate, up and down projections of each chosen expert: three products of H by I."""
-    return axes["tokens"] * axes["top_k"] * 6 * axes["hidden"] * axes["intermediate"]
+    return _pairs(axes) * 6 * axes["hidden"] * axes["intermediate"]
 
 
 MOE_OPERATORS: Final = (
     Operator(
+        name="moe_route",
+        summary="the experts of each token and their weights, from the router's logits",
+        axes=(_EXPERTS, _TOKENS, _TOP_K),
+        envelope=ENVELOPE + " The router's matmul is outside: the logits are an input.",
+        bytes_moved=_route_bytes,
+        flops=_route_flops,
+        counts="exact",
+        source=(
+            "logits and bias in the workload's dtype, weights as fp32, ids as int64; of a logit "
+            "4 operations and the bias, as softmax (subtract, exponential, sum, quotient) and "
+            "sigmoid have them, of a choice 3; comparisons are none"
+        ),
+    ),
+    Operator(
+        name="moe_align",
+        summary="the pairs sorted by expert, in blocks of one expert each",
+        axes=(_EXPERTS, _TOKENS, _TOP_K),
+        envelope=ENVELOPE,
+        bytes_moved=_align_bytes,
+        flops=no_flops,
+        counts="lower-bound",
+        source=(
+            "ids as int64, places and experts of blocks as int32; how many blocks are filled up, "
+            "and how far, depends on the data and on the block's size: at least one"
+        ),
+    ),
+    Operator(
+        name="moe_gemm",
+        summary="the row of each pair times the weight of its expert, sorted by expert",
+        axes=(
+            _EXPERTS,
+            ("k", "elements that each product sums"),
+            ("n", "columns of an expert's weight"),
+            ("tokens", "T, rows of the call; row p // k belongs to pair p"),
+            ("top_k", "k, pairs of a row: of the second matmul 1"),
+        ),
+        envelope=ENVELOPE + " Alignment is an input.",
+        bytes_moved=_gemm_bytes,
+        flops=_gemm_flops,
+        counts="lower-bound",
+        source=(
+            "each tensor moved once, in the workload's dtype, the accumulator and the routing "
+            "weights as fp32; which experts are read depends on the data: at least k distinct "
+            "ones, min(E, T k) at most; useful rows alone count, a block's padding and the "
+            "weighting do not"
+        ),
+    ),
+    Operator(
+        name="moe_act",
+        summary="silu of the clamped gate half, times the clamped up half",
+        axes=(("intermediate", "I, elements of each half"), ("rows", "R, pairs of the call")),
+        envelope=ENVELOPE,
+        bytes_moved=_act_bytes,
+        flops=_act_flops,
+        counts="exact",
+        source=(
+            "each tensor moved once, in the workload's dtype; negate, exponential, sum, quotient, "
+            "product; clamping compares and counts for nothing"
+        ),
+        sizes=("rows",),
+    ),
+    Operator(
+        name="moe_combine",
+        summary="the sum of each token's weighted rows, slots ascending",
+        axes=(_HIDDEN, _TOKENS, _TOP_K),
+        envelope=ENVELOPE,
+        bytes_moved=_combine_bytes,
+        flops=_combine_flops,
+        counts="exact",
+        source=(
+            "each tensor moved once, rows in the workload's dtype, ids as int64; k additions an "
+            "element, the first to +0"
+        ),
+    ),
+    Operator(
         name="moe_experts",
         summary="the chosen experts of each token, gated, and summed with their weights",
         axes=(
-            ("experts", "E, experts of the layer"),
-            ("hidden", "H, elements of a row"),
+            _EXPERTS,
+            _HIDDEN,
             ("intermediate", "I, elements between the projections of one expert"),
-            ("tokens", "T, rows of the call"),
-            ("top_k", "k, experts chosen for a row"),
+            _TOKENS,
+            _TOP_K,
         ),
-        envelope=ENVELOPE + " The choice of experts (routing) is an input.",
+        envelope=ENVELOPE
+        + " Inside, too: alignment, both matmuls, activation, weighting and the sum over slots. "
+        "Outside: routing, its choice is an input.",
         bytes_moved=_experts_bytes,
         flops=_experts_flops,
         counts="lower-bound",
         source=(
             "rows in and out and weights in the workload's dtype, choices as int64 and fp32; which "
             "experts are read depends on the data: at least k distinct ones, min(E, T k) at most; "
-            "T k 6 H I operations, activation and weighting left out"
+            "T k 6 H I operations, activation and weighting left out, and so are the padding of "
+            "blocks and what is written between the stages"
         ),
     ),
 )
