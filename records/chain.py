@@ -20,14 +20,20 @@ from typing import Generic, Literal, TypeVar
 
 from bitgate.records.base import InvariantError, Value, require, require_sha256, require_utc
 from bitgate.records.codec import SCHEMA, FormatError, canonical, decode
-from bitgate.records.rows import Decision, Lane, Record
+from bitgate.records.rows import Decision, Lane, Record, Simulation
 
-Row = Lane | Record | Decision
-Kind = Literal["lane", "record", "decision"]
+Row = Lane | Record | Decision | Simulation
+Kind = Literal["lane", "record", "decision", "simulation"]
 R = TypeVar("R", bound=Row)
 R_co = TypeVar("R_co", bound=Row, covariant=True)
 
 HEAD = "head.json"
+_KINDS: dict[Kind, type[Row]] = {
+    "lane": Lane,
+    "record": Record,
+    "decision": Decision,
+    "simulation": Simulation,
+}
 _SEGMENT = re.compile(r"[0-9]{1,9}\.jsonl")
 _OPEN = b'{"body":'
 _CLOSE = b',"created_at":"'
@@ -108,9 +114,7 @@ def genesis(writer: str) -> str:
 
 def kind_of(row: Row) -> Kind:
     """The word for a row in its line."""
-    if isinstance(row, Lane):
-        return "lane"
-    return "record" if isinstance(row, Record) else "decision"
+    return next(name for name, kind in _KINDS.items() if isinstance(row, kind))
 
 
 def write_entry(row: R, header: Header) -> tuple[bytes, Entry[R]]:
@@ -147,8 +151,8 @@ def read_entry(line: bytes, header: Header | None = None) -> Entry[Row]:
     if header is None:
         header = read_header(line)
     body = line[start:end]
-    kind: type[Row] = {"lane": Lane, "record": Record, "decision": Decision}[header.kind]
-    return _entry(decode(kind, body, schema=header.schema), header, line, body)
+    row = decode(_KINDS[header.kind], body, schema=header.schema)
+    return _entry(row, header, line, body)
 
 
 def is_canonical(line: bytes, entry: Entry[Row]) -> bool:

@@ -6,6 +6,7 @@ that the vocabulary does not know is an error, and so is a number where text was
 
 Format history
     1   the first format: rows `lane`, `record` and `decision`
+    2   rows `simulation`
 
 A later format adds its line here, raises SCHEMA, and appends one step to UPGRADES that lifts the
 plain JSON of a row from the format before it; rows keep the bytes with which they were written.
@@ -19,21 +20,17 @@ from functools import cache
 from types import UnionType
 from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
-import rfc8785
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails, from_json, to_json
 
 from bitgate.records.base import InvariantError, Value
 from bitgate.records.errors import UsageError
 
-SCHEMA: int = 1
+SCHEMA: int = 2
 
 T = TypeVar("T", bound=Value)
 Plain = dict[str, Any]
 Upgrade = Callable[[str, Plain], Plain]
-
-# UPGRADES[i] lifts a row of the named kind from format i + 1 to format i + 2.
-UPGRADES: tuple[Upgrade, ...] = ()
 
 _LARGEST_INTEGER = 2**53 - 1
 # With every digit as 0 and whatever a number can follow as a colon, a number that may be too large
@@ -44,6 +41,17 @@ _LONG_NUMBER = b":" + b"0" * 16
 
 class FormatError(UsageError):
     """JSON that is not a value of the expected kind; the message names the place and the cure."""
+
+
+def _simulations(kind: str, plain: Plain) -> Plain:
+    """Format 2 added a kind of row; the others stayed as they were."""
+    if kind == "simulation":
+        raise FormatError("Simulation: format 1 has no such row; the line was edited")
+    return plain
+
+
+# UPGRADES[i] lifts a row of the named kind from format i + 1 to format i + 2.
+UPGRADES: tuple[Upgrade, ...] = (_simulations,)
 
 
 def canonical(value: Value) -> bytes:
@@ -90,7 +98,7 @@ def decode(
             plain = from_json(data)
             for step in upgrades[schema - 1 :]:
                 plain = step(kind.__name__.lower(), plain)
-            lifted = rfc8785.dumps(plain)
+            lifted = to_json(plain)
         value = adapter.validate_json(lifted)
         _refuse_ambiguous(data)
     except ValidationError as error:
@@ -131,9 +139,9 @@ def is_json(data: bytes) -> bool:
 
 def json_schema() -> dict[str, Any]:
     """The JSON Schema (draft 2020-12) of one ledger line; see also records/schema/."""
-    from bitgate.records.rows import Decision, Lane, Record
+    from bitgate.records.rows import Decision, Lane, Record, Simulation
 
-    kinds = {"lane": Lane, "record": Record, "decision": Decision}
+    kinds = {"lane": Lane, "record": Record, "decision": Decision, "simulation": Simulation}
     _, schema = TypeAdapter.json_schemas(
         [(name, "validation", _adapter(kind)) for name, kind in kinds.items()]
     )
@@ -182,7 +190,7 @@ def _plain(item: object, place: _Place) -> Any:
         return _exact(cast("int", item), place)
     if isinstance(item, tuple):
         return [_plain(part, (place, index)) for index, part in enumerate(item)]
-    names = _field_names(kind)
+    names = _field_names(cast("Any", kind))
     if names is not None:
         return {name: _plain(getattr(item, name), (place, name)) for name in names}
     raise InvariantError(
@@ -209,7 +217,7 @@ def _words(place: _Place) -> str:
 
 
 @cache
-def _field_names(kind: type) -> tuple[str, ...] | None:
+def _field_names(kind: Any) -> tuple[str, ...] | None:
     """The names of a dataclass's fields in the order of JSON; None where the type is none."""
     return tuple(sorted(field.name for field in fields(kind))) if is_dataclass(kind) else None
 

@@ -13,6 +13,7 @@ from typing import Literal
 from bitgate.records.chain import HEAD, Head, Stored, genesis, read_head, segments
 from bitgate.records.codec import FormatError
 from bitgate.records.proof import Evidence
+from bitgate.records.rows import Decision, Record, Simulation
 
 BreakKind = Literal[
     "row",  # a line is not the one that its successor, or the head, was written upon
@@ -27,6 +28,7 @@ BreakKind = Literal[
     "schema",  # a line is what it was, and cannot be read
     "object",  # a piece of evidence is missing or changed
     "decision",  # a decision names a record that is not there, or is not what was decided on
+    "simulation",  # a simulation names a record that is not there, or that never held a lane
     "file",  # a file of the chain cannot be read, or is no file
 ]
 
@@ -44,9 +46,26 @@ class Break:
     drop_bytes: int | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judged:
+    """What a record is to the rows that name it."""
+
+    lane: str
+    verdict: str
+    passed: bool
+
+
+def judged(record: Record) -> Judged:
+    """The record as other rows see it."""
+    return Judged(lane=record.lane, verdict=record.verdict.kind, passed=record.verdict.passed)
+
+
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a line says of itself; None where it cannot be read. `fault` is a decoding trouble."""
+    """What a line says of itself; None where it cannot be read. `fault` is a decoding trouble.
+
+    `id` is the row's, `evidence` what it names, and `said` what other rows have to do with.
+    """
 
     file: Path
     number: int
@@ -55,7 +74,9 @@ class Facts:
     prev: str | None
     writer: str | None
     fault: str | None
-    evidence: tuple[Evidence, ...]
+    evidence: tuple[Evidence, ...] = ()
+    id: str = ""
+    said: Judged | Decision | Simulation | None = None
 
 
 class Diagnosis:

@@ -16,6 +16,7 @@ import platform
 import re
 import secrets
 from collections.abc import Collection, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -40,13 +41,16 @@ from bitgate.records.durable import locked, reading, replace_file
 from bitgate.records.errors import EnvironmentUnfit, LedgerBroken, UsageError
 from bitgate.records.objects import ObjectError, ObjectStore
 from bitgate.records.proof import Evidence
-from bitgate.records.rows import Decision, Lane, Record
+from bitgate.records.references import broken_names
+from bitgate.records.rows import Decision, Lane, Record, Simulation
 from bitgate.records.verify import (
+    ChainReport,
     VerifyReport,
-    against_decisions,
+    Walk,
     against_noted,
+    chain_report,
     parse_noted,
-    verify_chain,
+    walk,
 )
 from bitgate.records.writer import Writer
 
@@ -76,7 +80,7 @@ class Ledger:
 
     def records(self, ids: Collection[str] | None = None) -> Iterator[Entry[Record]]:
         """The rows that are records, or those of them that have one of the `ids`."""
-        return cast("Iterator[Entry[Record]]", self._merged("record", ids))
+        return cast("Iterator[Entry[Record]]", self._merged("record", ids=ids))
 
     def lanes(self) -> Iterator[Entry[Lane]]:
         """The rows that declare lanes."""
@@ -86,16 +90,29 @@ class Ledger:
         """The rows that are decisions."""
         return cast("Iterator[Entry[Decision]]", self._merged("decision"))
 
+    def simulations(self) -> Iterator[Entry[Simulation]]:
+        """The rows that are simulations."""
+        return cast("Iterator[Entry[Simulation]]", self._merged("simulation"))
+
     def find(self, id_prefix: str) -> Entry[Record]:
         """The one record whose id begins so; UsageError where there is none, or several."""
+        return cast("Entry[Record]", self._find(id_prefix, "record"))
+
+    def look_up(self, id_prefix: str) -> Entry[Record] | Entry[Simulation]:
+        """The one record or simulation whose id begins so; UsageError as `find`."""
+        found = self._find(id_prefix, "record", "simulation")
+        return cast("Entry[Record] | Entry[Simulation]", found)
+
+    def _find(self, id_prefix: str, *kinds: Kind) -> Entry[Row]:
         # A whole id is looked up without reading the rows of the others.
         ids = (id_prefix,) if len(id_prefix) == 64 else None
-        found = {entry.id: entry for entry in self.records(ids) if entry.id.startswith(id_prefix)}
+        rows = self._merged(*kinds, ids=ids)
+        found = {entry.id: entry for entry in rows if entry.id.startswith(id_prefix)}
         if len(found) == 1 and id_prefix:
             return next(iter(found.values()))
         if not found:
             raise UsageError(
-                f"no record's id begins with {id_prefix!r} in {self.root}; "
+                f"no {' or '.join(kinds)}'s id begins with {id_prefix!r} in {self.root}; "
                 "`bitgate records list` shows the ids"
             )
         matches = ", ".join(identity[:16] for identity in sorted(found)[:8])
@@ -146,15 +163,15 @@ class Ledger:
         `noted` are lines of `records head` from elsewhere: WRITER COUNT SHA256.
         """
         expected = [parse_noted(line) for line in noted]
-        chains = []
+        walks: list[Walk] = []
+        chains: list[ChainReport] = []
         for directory in self.writer_directories():
             with reading(directory):
-                chains.append(verify_chain(directory, strict=strict, get=self._objects.get))
+                walks.append(walk(directory, strict=strict))
+                chains.append(chain_report(walks[-1], self._objects.get))
         if all(chain.broken is None for chain in chains):
-            decided = list(self.decisions())
-            named = {entry.body.record_id for entry in decided}
-            found = self.records(named) if named else ()
-            chains = against_decisions(self.root, chains, decided, found)
+            broken = broken_names((line for walked in walks for line in walked.lines), self)
+            chains = [replace(chain, broken=broken.get(chain.writer)) for chain in chains]
         return VerifyReport(chains=against_noted(self.root, chains, expected))
 
     # --- writing
@@ -174,17 +191,15 @@ class Ledger:
             )
         return Writer(self, name)
 
-    def _merged(
-        self, kind: Kind | None = None, ids: Collection[str] | None = None
-    ) -> Iterator[Entry[Row]]:
+    def _merged(self, *kinds: Kind, ids: Collection[str] | None = None) -> Iterator[Entry[Row]]:
         """The rows of all chains in the order of their times; see `_read`."""
-        chains = [self._read(directory, kind, ids) for directory in self.writer_directories()]
+        chains = [self._read(directory, kinds, ids) for directory in self.writer_directories()]
         return heapq.merge(*chains, key=lambda entry: (entry.created_at, entry.writer, entry.seq))
 
     def _read(
-        self, directory: Path, kind: Kind | None, ids: Collection[str] | None
+        self, directory: Path, kinds: tuple[Kind, ...], ids: Collection[str] | None
     ) -> Iterator[Entry[Row]]:
-        """The rows of one chain, or those of one kind that have one of the `ids`.
+        """The rows of one chain, or those of some `kinds` that have one of the `ids`.
 
         Every line is hashed and must continue the one before it, whether its row is wanted or not.
         """
@@ -192,7 +207,7 @@ class Ledger:
         before, rows = genesis(directory.name), 0
         for stored in self._stored(directory):
             rows += 1
-            header, entry = self._look(stored, kind, ids)
+            header, entry = self._look(stored, kinds, ids)
             if (header.seq, header.prev, header.writer) != (rows, before, directory.name):
                 raise self._unreadable(stored, "it does not continue the line before it")
             before = hashlib.sha256(stored.data).hexdigest()
@@ -220,12 +235,13 @@ class Ledger:
             ) from error
 
     def _look(
-        self, stored: Stored, kind: Kind | None, ids: Collection[str] | None
+        self, stored: Stored, kinds: tuple[Kind, ...], ids: Collection[str] | None
     ) -> tuple[Header, Entry[Row] | None]:
         """A line's header, and its row where that is wanted."""
         try:
             header = read_header(stored.data)
-            wanted = kind in {None, header.kind} and (ids is None or row_id(stored.data) in ids)
+            wanted = not kinds or header.kind in kinds
+            wanted = wanted and (ids is None or row_id(stored.data) in ids)
             entry = read_entry(stored.data, header) if wanted else None
         except FormatError as error:
             raise self._unreadable(stored, str(error)) from error

@@ -1,15 +1,20 @@
 """The nouns of the ledger: who ran what where, how long it took, and what was decided."""
 
 from dataclasses import dataclass
+from decimal import Decimal
+from fractions import Fraction
 from typing import Literal
 
 from bitgate.records.base import Value, require, require_decimal, require_sha256, require_utc
-from bitgate.records.proof import Pairs, Tier, Verdict, Workload
+from bitgate.records.proof import Evidence, Pairs, Tier, Verdict, Workload
 
 Effect = Literal["FASTER", "SLOWER", "SAME", "INCONCLUSIVE", "INVALID"]
 Regime = Literal["cold", "warm", "in_graph"]
 Outcome = Literal["passed", "rejected", "inconclusive", "invalid", "reported"]
 DecisionKind = Literal["opening-baseline", "promoted", "rejected"]
+
+# How a price was had, from a measurement that fits to none at all.
+PRICE_SOURCES = ("exact", "interpolated", "extrapolated", "assumed")
 
 
 # --- who, what and where -------------------------------------------------------------------------
@@ -277,6 +282,58 @@ class Decision(Value):
         require_sha256(self.record_id, "Decision.record_id")
         require(bool(self.reason.strip()), "Decision: every decision gives a reason")
         require(bool(self.author.strip()), "Decision: somebody answers for it; author is empty")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Simulation(Value):
+    """What the simulator made of the ledger's timings for one model on one workload.
+
+    `device` and `node` say whose timings were used, `summary` is the simulator's whole answer as
+    JSON, `record_ids` name every record that a price came from. `coverage` tells how the simulated
+    time was priced: (how, share) with how one of PRICE_SOURCES and the shares decimal strings that
+    add up to exactly 1.
+    """
+
+    created_at: str
+    name: str
+    device: str
+    node: str
+    model: str
+    summary: Evidence
+    record_ids: tuple[str, ...]
+    coverage: Pairs
+    notes: Pairs = ()
+
+    def __post_init__(self) -> None:
+        where = f"Simulation {self.name}"
+        require_utc(self.created_at, f"{where}: created_at")
+        for what in ("name", "device", "node", "model"):
+            require(bool(getattr(self, what).strip()), f"{where}: {what} is empty")
+        for identity in self.record_ids:
+            require_sha256(identity, f"{where}: record_ids")
+        require(
+            len(set(self.record_ids)) == len(self.record_ids), f"{where}: a record is named twice"
+        )
+        shares = self._shares(where)
+        require(
+            bool(self.record_ids) or shares.get("assumed") == 1,
+            f"{where}: no record is named, and not everything is assumed; name the records that "
+            "the prices come from",
+        )
+
+    def _shares(self, where: str) -> dict[str, Decimal]:
+        shares: dict[str, Decimal] = {}
+        for how, text in self.coverage:
+            require(
+                how in PRICE_SOURCES and how not in shares,
+                f"{where}: coverage names each of {', '.join(PRICE_SOURCES)} at most once, "
+                f"got {[name for name, _ in self.coverage]}",
+            )
+            shares[how] = require_decimal(text, f"{where}: coverage {how}")
+            require(shares[how] >= 0, f"{where}: coverage {how} is {text}; expected 0 to 1")
+        total = sum(map(Fraction, shares.values()), Fraction())
+        require(total == 1, f"{where}: the coverage adds up to {total}; expected exactly 1")
+        return shares
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ floats. Units are part of the names: ``_ns``, ``_bytes``, ``_tokens``.
     passed Verdict + Plan --> Measurement
     Candidate, Workload, Environment, Harness, Verdict, Measurement --> Record in a Lane
     Record --policy--> Decision (with Waivers)
-    promoted Records --> Timing
+    promoted Records --> Timing --simulator--> Simulation
 """
 
 from bitgate.records.base import InvariantError, Value
@@ -37,6 +37,7 @@ from bitgate.records.proof import (
     Workload,
 )
 from bitgate.records.rows import (
+    PRICE_SOURCES,
     Candidate,
     Decision,
     DecisionKind,
@@ -50,6 +51,7 @@ from bitgate.records.rows import (
     Plan,
     Record,
     Regime,
+    Simulation,
     Timing,
     Waiver,
 )
@@ -75,9 +77,11 @@ __all__ = [
     "Waiver",
     "Decision",
     "Timing",
+    "Simulation",
     "Value",
     "InvariantError",
     "PASSING_VERDICTS",
+    "PRICE_SOURCES",
     "Pairs",
     "Role",
     "Tier",

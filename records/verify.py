@@ -12,7 +12,6 @@ from pathlib import Path
 
 from bitgate.records.base import InvariantError
 from bitgate.records.chain import (
-    Entry,
     Head,
     Row,
     Stored,
@@ -25,11 +24,11 @@ from bitgate.records.chain import (
     stored_lines,
 )
 from bitgate.records.codec import FormatError, is_json
-from bitgate.records.diagnosis import Break, Diagnosis, Facts
+from bitgate.records.diagnosis import Break, Diagnosis, Facts, judged
 from bitgate.records.errors import UsageError
 from bitgate.records.objects import ObjectError
 from bitgate.records.proof import Evidence
-from bitgate.records.rows import Decision, Record
+from bitgate.records.rows import Lane, Record, Simulation
 
 _NOTED = re.compile(r"([a-z0-9][a-z0-9._-]{0,63})\s+([0-9]{1,15})\s+([0-9a-f]{64})")
 
@@ -67,13 +66,18 @@ class VerifyReport:
         return self.rows > 0 and not self.breaks
 
 
-def verify_chain(
-    directory: Path, *, strict: bool = False, get: Callable[[str], bytes] | None = None
-) -> ChainReport:
-    """Verify one writer's chain; with `get`, also each object that its records name.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Walk:
+    """The lines of one chain as they were read, a torn last piece, and why reading ended early."""
 
-    `get` returns the bytes of an object by its SHA-256 or raises ObjectError.
-    """
+    directory: Path
+    lines: list[Facts]
+    torn: Stored | None
+    unreadable: OSError | None
+
+
+def walk(directory: Path, *, strict: bool = False) -> Walk:
+    """Read every line of a chain; `strict` also asks for canonical form."""
     lines: list[Facts] = []
     torn: Stored | None = None
     unreadable: OSError | None = None
@@ -86,7 +90,16 @@ def verify_chain(
                 lines.append(_look(stored, strict=strict))
     except OSError as error:
         unreadable = error
-    diagnosis = Diagnosis(directory, lines, torn)
+    return Walk(directory=directory, lines=lines, torn=torn, unreadable=unreadable)
+
+
+def chain_report(walked: Walk, get: Callable[[str], bytes] | None = None) -> ChainReport:
+    """Does the chain that was walked hold? With `get`, also each object that its rows name.
+
+    `get` returns the bytes of an object by its SHA-256 or raises ObjectError.
+    """
+    directory, lines, unreadable = walked.directory, walked.lines, walked.unreadable
+    diagnosis = Diagnosis(directory, lines, walked.torn)
     broken = diagnosis.first_break(lines_only=unreadable is not None)
     if broken is None and unreadable is not None:
         broken = _unreadable(directory, len(lines), unreadable)
@@ -114,22 +127,32 @@ def _unreadable(directory: Path, rows: int, error: OSError) -> Break:
 
 def _look(stored: Stored, *, strict: bool) -> Facts:
     """Read a line as far as it can be read."""
-    seq = prev = writer = fault = None
-    evidence: tuple[Evidence, ...] = ()
+    file, number = stored.file, stored.line
+    unended = None if stored.terminated else "its end of line is missing"
     try:
         entry = read_entry(stored.data)
     except FormatError as error:
-        fault = str(error)
         seq, prev, writer = _claims(stored.data)
-    else:
-        seq, prev, writer = entry.seq, entry.prev, entry.writer
-        evidence = _evidence(entry)
-        if strict and not is_canonical(stored.data, entry):
-            fault = "it is not in canonical form (RFC 8785)"
-    if not stored.terminated:
-        seq, fault = None, "its end of line is missing"
-    sha256 = hashlib.sha256(stored.data).hexdigest()
-    return Facts(stored.file, stored.line, sha256, seq, prev, writer, fault, evidence)
+        sha256 = hashlib.sha256(stored.data).hexdigest()
+        return Facts(
+            file, number, sha256, None if unended else seq, prev, writer, unended or str(error)
+        )
+    fault = unended
+    if fault is None and strict and not is_canonical(stored.data, entry):
+        fault = "it is not in canonical form (RFC 8785)"
+    seq, row = None if unended else entry.seq, entry.body
+    return Facts(
+        file,
+        number,
+        entry.sha256,
+        seq,
+        entry.prev,
+        entry.writer,
+        fault,
+        evidence=_evidence(row),
+        id=entry.id,
+        said=judged(row) if isinstance(row, Record) else None if isinstance(row, Lane) else row,
+    )
 
 
 def _claims(line: bytes) -> tuple[int | None, str | None, str | None]:
@@ -142,10 +165,12 @@ def _claims(line: bytes) -> tuple[int | None, str | None, str | None]:
     return (header.seq, header.prev, header.writer) if is_json(line) else (None, None, None)
 
 
-def _evidence(entry: Entry[Row]) -> tuple[Evidence, ...]:
-    if not isinstance(entry.body, Record):
+def _evidence(row: Row) -> tuple[Evidence, ...]:
+    if isinstance(row, Simulation):
+        return (row.summary,)
+    if not isinstance(row, Record):
         return ()
-    found = (result.evidence for result in entry.body.verdict.results)
+    found = (result.evidence for result in row.verdict.results)
     return tuple(evidence for evidence in found if evidence is not None)
 
 
@@ -170,43 +195,6 @@ def _first_bad_object(lines: list[Facts], get: Callable[[str], bytes]) -> Break 
                 seq=line.seq,
                 message=f"row {line.seq} names evidence {evidence.sha256}: {problem}",
             )
-    return None
-
-
-def against_decisions(
-    root: Path,
-    chains: Iterable[ChainReport],
-    decisions: Iterable[Entry[Decision]],
-    records: Iterable[Entry[Record]],
-) -> list[ChainReport]:
-    """The reports, broken where a decision's record is not there or is not what it decided on."""
-    reports = {chain.writer: chain for chain in chains}
-    known = {entry.id: entry.body for entry in records}
-    for entry in decisions:
-        problem = _misdecided(entry.body, known.get(entry.body.record_id))
-        if problem is None or entry.writer not in reports:  # a chain that began after the look
-            continue
-        if reports[entry.writer].broken is None:
-            lines = enumerate(stored_lines(root / entry.writer), 1)
-            stored = next(stored for place, stored in lines if place == entry.seq)
-            broken = Break(
-                kind="decision",
-                file=str(stored.file),
-                line=stored.line,
-                seq=entry.seq,
-                message=f"row {entry.seq} decides on record {entry.body.record_id[:16]}: {problem}",
-            )
-            reports[entry.writer] = replace(reports[entry.writer], broken=broken)
-    return list(reports.values())
-
-
-def _misdecided(decision: Decision, record: Record | None) -> str | None:
-    if record is None:
-        return "it is in no chain of this ledger; a chain is missing, or was cut"
-    if record.lane != decision.lane:
-        return f"it belongs to the lane {record.lane!r}, the decision is for {decision.lane!r}"
-    if decision.kind != "rejected" and not record.verdict.passed:
-        return f"{decision.kind}, and its verdict is {record.verdict.kind}"
     return None
 
 

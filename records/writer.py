@@ -22,8 +22,10 @@ from bitgate.records.chain import (
 from bitgate.records.clock import utc_now
 from bitgate.records.codec import SCHEMA, FormatError, canonical
 from bitgate.records.durable import append_bytes, locked, make_directory, replace_file, unfit
-from bitgate.records.errors import EnvironmentUnfit, LedgerBroken
-from bitgate.records.verify import verify_chain
+from bitgate.records.errors import EnvironmentUnfit, LedgerBroken, UsageError
+from bitgate.records.references import known_to, unfit_source
+from bitgate.records.rows import Simulation
+from bitgate.records.verify import chain_report, walk
 
 if TYPE_CHECKING:
     from bitgate.records.ledger import Ledger
@@ -47,11 +49,16 @@ class Writer:
         """Append rows with one fsync: all of them, or none.
 
         Raises:
-            LedgerBroken: the chain's end does not fit its head, and the chain does not verify.
+            UsageError: a simulation names a record that was not accepted before.
+            LedgerBroken: the chain's end does not fit its head, and the chain does not verify; or
+                a simulation's summary is not among the ledger's objects.
             EnvironmentUnfit: no room on disk, or another process holds the lock for too long.
         """
         if not rows:
             return []
+        for row in rows:
+            if isinstance(row, Simulation):
+                self._require_sources(row)
         make_directory(self._directory)
         with locked(self._directory):
             count, prev, newest = self._tail()
@@ -74,6 +81,17 @@ class Writer:
             self._store(lines, make_head(count + len(lines), prev, self.name))
         return entries
 
+    def _require_sources(self, simulation: Simulation) -> None:
+        """What verification would name as a break is not written in the first place."""
+        self.ledger.get(simulation.summary.sha256)
+        known = known_to(self.ledger, simulation.record_ids)
+        problem = unfit_source(simulation, known)
+        if problem is not None:
+            raise UsageError(
+                f"nothing was appended: the simulation {simulation.name} takes its prices from a "
+                f"record: {problem}"
+            )
+
     def _tail(self) -> tuple[int, str, str]:
         """How many rows there are, the hash of the last, and its time."""
         try:
@@ -93,7 +111,7 @@ class Writer:
             sha256 = hashlib.sha256(last).hexdigest()
             if sha256 == head.sha256:
                 return head.count, sha256, read_header(last).created_at
-        report = verify_chain(self._directory)
+        report = chain_report(walk(self._directory))
         if report.broken is not None:
             raise LedgerBroken(
                 f"nothing was appended: the chain of {self.name!r} does not verify. "

@@ -22,6 +22,7 @@ from bitgate.records.types import (
     Measurement,
     Plan,
     Record,
+    Simulation,
     Verdict,
     Workload,
 )
@@ -147,6 +148,20 @@ def a_lane(**changes: Any) -> Lane:
     return replace(plain, **changes)
 
 
+def a_simulation(summary: Evidence, records: tuple[str, ...], **changes: Any) -> Simulation:
+    plain = Simulation(
+        created_at="2026-01-31T14:00:00Z",
+        name="demo with standing kernels",
+        device="cpu",
+        node="lab-1",
+        model="tiny-moe",
+        summary=summary,
+        record_ids=records,
+        coverage=(("exact", "0.25"), ("interpolated", "0.6"), ("assumed", "0.15")),
+    )
+    return replace(plain, **changes)
+
+
 @pytest.fixture
 def ledger(tmp_path: Path) -> Ledger:
     return Ledger(tmp_path / "ledger")
@@ -168,6 +183,7 @@ def make() -> dict[str, Callable[..., Any]]:
         "measurement": a_measurement,
         "record": a_record,
         "lane": a_lane,
+        "simulation": a_simulation,
     }
 
 

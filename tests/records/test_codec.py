@@ -10,8 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bitgate.records.base import InvariantError
-from bitgate.records.codec import FormatError, canonical, content_id, decode, json_schema
-from bitgate.records.types import Bound, Evidence, Lane, Record, Workload
+from bitgate.records.codec import (
+    SCHEMA,
+    FormatError,
+    canonical,
+    content_id,
+    decode,
+    json_schema,
+)
+from bitgate.records.types import Bound, Evidence, Lane, Record, Simulation, Workload
 
 EVIDENCE = Evidence(sha256="a" * 64, size_bytes=3, media="text/plain")
 
@@ -84,6 +91,18 @@ def test_numbers_without_an_exact_form_are_refused(extent):
         canonical(Workload(op="a", axes=(("x", extent),), dtype="b"))
 
 
+@pytest.mark.parametrize(
+    "number",
+    ["9007199254740992", "-9007199254740992", " 9007199254740992", "1" * 17, "9" * 400],
+)
+@pytest.mark.parametrize("axes", ['[["x",{}]]', '[["a",1],["x",{}]]', '[["x",\n{}\n]]'])
+def test_an_integer_that_readers_round_is_refused_wherever_it_stands(axes, number):
+    text = '{"op":"a","axes":%s,"dtype":"b"}'
+    assert decode(Workload, (text % axes.format(2**53 - 1)).encode()).axis("x") == 2**53 - 1
+    with pytest.raises(FormatError, match=r"beyond 2\*\*53|expected >= 0|integer"):
+        decode(Workload, (text % axes.format(number)).encode())
+
+
 def test_another_kind_of_object_is_refused():
     with pytest.raises(InvariantError, match="bytes"):
         canonical(Workload(op="a", axes=(), dtype=b"bf16"))
@@ -108,16 +127,25 @@ def test_older_formats_are_lifted_step_by_step(make):
         decode(Lane, data, schema=2, upgrades=(rename, nothing))
 
 
-@pytest.mark.parametrize("schema", [0, 2, 99])
+@pytest.mark.parametrize("schema", [0, SCHEMA + 1, 99])
 def test_an_unknown_format_is_refused(schema, make):
-    with pytest.raises(FormatError, match=f"format {schema}; this version reads 1 to 1"):
+    with pytest.raises(FormatError, match=f"format {schema}; this version reads 1 to {SCHEMA}"):
         decode(Lane, canonical(make["lane"]()), schema=schema)
 
 
+def test_a_row_of_format_1_is_read_and_a_simulation_cannot_be_one(make):
+    lane, simulation = make["lane"](), make["simulation"](EVIDENCE, ("0" * 64,))
+    assert decode(Lane, canonical(lane), schema=1) == lane
+    assert decode(Simulation, canonical(simulation)) == simulation
+    with pytest.raises(FormatError, match="format 1 has no such row"):
+        decode(Simulation, canonical(simulation), schema=1)
+
+
 def test_the_published_schema_is_current():
-    published = files("bitgate.records").joinpath("schema/bitgate-1.schema.json").read_text()
+    name = f"schema/bitgate-{SCHEMA}.schema.json"
+    published = files("bitgate.records").joinpath(name).read_text()
     assert json.loads(published) == json.loads(json.dumps(json_schema())), (
-        "run: bitgate records schema > records/schema/bitgate-1.schema.json"
+        f"run: bitgate records schema > records/{name}"
     )
 
 

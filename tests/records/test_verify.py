@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bitgate.records.chain import HEAD, Header, genesis, make_head, read_entry, write_entry
-from bitgate.records.codec import canonical
+from bitgate.records.codec import SCHEMA, canonical
 from bitgate.records.errors import UsageError
 from bitgate.records.ledger import Ledger
-from bitgate.records.verify import Break, verify_chain
+from bitgate.records.verify import Break, chain_report, walk
 
 ROWS = 7
 
@@ -73,7 +73,7 @@ def test_an_untouched_chain_verifies(ledger, chain):
         (b'"id":"lane', b'"id":"Lane'),
         (b'"kind":"lane"', b'"kind":"lanes"'),
         (b'"prev":"', b'"prev":"0'),
-        (b'"schema":1', b'"schema":2'),
+        (b'"schema":2', b'"schema":3'),
         (b'"seq":', b'"seq":1'),
         (b'"writer":"a"', b'"writer":"b"'),
         (b'{"body"', b'{ "body"'),
@@ -103,7 +103,7 @@ def test_any_edited_byte_of_any_line_is_named(ledger, chain):
         edited = bytearray(stream)
         edited[position] ^= flip
         file.write_bytes(edited)
-        found = verify_chain(chain).broken
+        found = chain_report(walk(chain)).broken
         assert found is not None
         assert (found.kind, found.line) == ("row", place), found
 
@@ -122,7 +122,7 @@ def test_every_single_byte_of_every_line(ledger, chain):
             edited = bytearray(stream)
             edited[position] = byte ^ flip
             file.write_bytes(edited)
-            found = verify_chain(chain).broken
+            found = chain_report(walk(chain)).broken
             assert found is not None, (position, flip)
             assert (found.kind, found.line) == ("row", place), (position, flip, found)
         place += byte == ord("\n")
@@ -295,7 +295,7 @@ def test_any_edited_byte_of_the_head_is_found(ledger, chain):
         edited = bytearray(data)
         edited[position] ^= 1
         (chain / HEAD).write_bytes(edited)
-        found = verify_chain(chain).broken
+        found = chain_report(walk(chain)).broken
         assert found is not None
         assert found.kind == "head"
 
@@ -327,12 +327,12 @@ def test_a_chain_under_another_name_does_not_verify(ledger, chain):
 
 def test_a_line_of_a_newer_format_is_a_schema_break(ledger, chain):
     lines = read_lines(chain)
-    lines[-1] = rewritten(lines[-1], schema=2)
+    lines[-1] = rewritten(lines[-1], schema=SCHEMA + 1)
     write_entrys(chain, lines)
     (chain / HEAD).write_bytes(canonical(make_head(ROWS, read_hash(lines[-1]), "a")) + b"\n")
     found = first_break(ledger)
     assert (found.kind, found.line) == ("schema", ROWS)
-    assert "written in format 2; this version reads 1 to 1" in found.message
+    assert f"in format {SCHEMA + 1}; this version reads 1 to {SCHEMA}" in found.message
 
 
 def read_hash(line: bytes) -> str:
