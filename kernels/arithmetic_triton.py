@@ -19,6 +19,7 @@ LN2_LOW = tl.constexpr(arithmetic.LN2_LOW)
 ROUND_MAGIC = tl.constexpr(arithmetic.ROUND_MAGIC)
 ROUND_MAGIC_BITS = tl.constexpr(arithmetic.ROUND_MAGIC_BITS)
 Q0, Q1, Q2, Q3, Q4, Q5 = (tl.constexpr(value) for value in arithmetic.EXP_Q)
+L0, L1, L2, L3 = (tl.constexpr(value) for value in arithmetic.LOG_L)
 HIGH_BITS = tl.constexpr(arithmetic.HIGH_BITS)
 NAN_BITS = tl.constexpr(arithmetic.NAN_BITS)
 NAN_BITS_BF16 = tl.constexpr(arithmetic.NAN_BITS_BF16)
@@ -94,6 +95,19 @@ def sigmoid(z, zero):
     """arithmetic.sigmoid."""
     one = tl.full(z.shape, 1.0, tl.float32)
     return tl.div_rn(one, one + exp(0.0 - z, zero))
+
+
+@triton.jit
+def softplus(x, zero):
+    """arithmetic.softplus."""
+    t = exp(0.0 - tl.abs(x), zero)
+    s = tl.div_rn(t, 2.0 + t)
+    z = s * s
+    series = fence(z * L3, zero) + L2
+    series = fence(series * z, zero) + L1
+    series = fence(series * z, zero) + L0
+    log = s + fence(s * (z * series), zero)
+    return tl.where(x > 0.0, x, 0.0) + (log + log)
 
 
 def launch(

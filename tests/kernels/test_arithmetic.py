@@ -45,6 +45,17 @@ def test_sigmoid_saturates_exactly() -> None:
     assert arithmetic.sigmoid(z).tolist() == [0.0, 0.0, 0.5, 1.0, 1.0]
 
 
+def test_softplus_is_accurate_and_saturates_exactly() -> None:
+    x = torch.from_numpy(np.linspace(-87, 87, 400_001).astype(np.float32))
+    exact = torch.nn.functional.softplus(x.double(), threshold=100)
+    relative = (arithmetic.softplus(x).double() - exact).abs() / exact
+    assert relative.max().item() <= 3.5 * UNIT
+    edge = torch.tensor([float("-inf"), -1e30, -87.00001, 17.5, 1e30, float("inf"), float("nan")])
+    found = arithmetic.softplus(edge).tolist()
+    assert found[:6] == [0.0, 0.0, 0.0, 17.5, edge[4].item(), float("inf")]
+    assert found[6] != found[6]
+
+
 def test_split_products_are_exact() -> None:
     w = spread(4096, 8)
     x = spread(4096, 8, seed=3).to(torch.bfloat16).float()
@@ -100,7 +111,17 @@ def sigmoid_kernel(x, out, zero, block: tl.constexpr):
     tl.store(out + at, device.canonical(device.sigmoid(tl.load(x + at), zero)))
 
 
-PIECES = {"exp": (exp_kernel, arithmetic.exp), "sigmoid": (sigmoid_kernel, arithmetic.sigmoid)}
+@triton.jit
+def softplus_kernel(x, out, zero, block: tl.constexpr):
+    at = tl.arange(0, block)
+    tl.store(out + at, device.canonical(device.softplus(tl.load(x + at), zero)))
+
+
+PIECES = {
+    "exp": (exp_kernel, arithmetic.exp),
+    "sigmoid": (sigmoid_kernel, arithmetic.sigmoid),
+    "softplus": (softplus_kernel, arithmetic.softplus),
+}
 COUNT = 1 << 14
 
 
