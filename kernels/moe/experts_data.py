@@ -35,8 +35,7 @@ def make_inputs(workload: Workload, index: int) -> Tensors:
     stream = IntegerStream(workload.seed(index))
     ids = route(stream, tokens, experts, top_k)
     if workload.case == "padding":
-        dice = stream.integers(ids.shape, 0, 7)
-        ids = np.where(dice == 0, -1, np.where(dice == 1, experts, ids))
+        ids = pad(stream, ids, experts)
     # The scales give gate a spread of about 3, so that a limit of 10 does clamp, and outputs of 1.
     return {
         "x": spread(stream, (tokens, hidden), scale_log2=6),
@@ -78,6 +77,12 @@ def route(stream: IntegerStream, tokens: int, experts: int, top_k: int) -> npt.N
         ids[:, slot] = (ends <= drawn[:, None]).sum(axis=1)
         remaining[np.arange(tokens), ids[:, slot]] = 0
     return ids
+
+
+def pad(stream: IntegerStream, ids: npt.NDArray[np.int64], experts: int) -> npt.NDArray[np.int64]:
+    """The ids with about a quarter of them turned into padding, -1 or `experts`."""
+    dice = stream.integers(ids.shape, 0, 7)
+    return np.where(dice == 0, -1, np.where(dice == 1, experts, ids))
 
 
 def routing_weights(stream: IntegerStream, shape: tuple[int, ...]) -> torch.Tensor:

@@ -1,0 +1,151 @@
+"""`moe_align` in Triton: count, then place; programs that own experts, no atomics.
+
+Each program reads all ids, so the order inside an expert is that of the pairs, whatever runs when.
+"""
+
+import torch
+from torch import Tensor
+
+from bitgate.kernels import alias
+from bitgate.kernels.arguments import bind, output
+from bitgate.kernels.arithmetic_triton import block_of, launch
+from bitgate.kernels.interpreter import interpreting, tl, triton
+from bitgate.kernels.moe.align import MOE_ALIGN, check
+from bitgate.kernels.moe.contract import UNUSED_BLOCK, block_capacity
+
+UNUSED = tl.constexpr(UNUSED_BLOCK)
+
+
+@triton.jit
+def align_count_kernel(
+    ids,
+    counts,
+    sorted_pairs,
+    expert_ids,
+    pairs,
+    blocks,
+    experts,
+    BLOCK_M: tl.constexpr,
+    ROWS: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    """`counts = bincount(group)` for ROWS experts, and a share of the outputs filled."""
+    first = tl.program_id(0) * ROWS
+    expert = first + tl.arange(0, ROWS)
+    lane = tl.arange(0, CHUNK)
+    total = tl.zeros((ROWS,), tl.int32)
+    for start in range(0, pairs, CHUNK):
+        pair = start + lane
+        chosen = tl.load(ids + pair, mask=pair < pairs, other=-1)
+        total += tl.sum((expert[:, None] == chosen[None, :]).to(tl.int32), axis=1)
+    tl.store(counts + expert, total, mask=expert < experts)
+    # `sorted_pairs = full(pairs)`, `expert_ids = full(-1)`
+    places = blocks * BLOCK_M
+    for start in range(tl.program_id(0) * CHUNK, places, tl.num_programs(0) * CHUNK):
+        at = start + lane
+        tl.store(sorted_pairs + at, tl.zeros((CHUNK,), tl.int32) + pairs, mask=at < places)
+        tl.store(expert_ids + at, tl.full((CHUNK,), UNUSED, tl.int32), mask=at < blocks)
+
+
+@triton.jit
+def align_place_kernel(
+    ids,
+    counts,
+    sorted_pairs,
+    expert_ids,
+    padded,
+    pairs,
+    experts,
+    BLOCK_M: tl.constexpr,
+    EXPERTS: tl.constexpr,
+    ROWS: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    """The places of the pairs and blocks of ROWS experts, from the counts of all."""
+    expert = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    # `needed`, `first_block`
+    other = tl.arange(0, EXPERTS)
+    needed = (tl.load(counts + other, mask=other < experts, other=0) + BLOCK_M - 1) // BLOCK_M
+    earlier = other[None, :] < expert[:, None]
+    first = tl.sum(tl.where(earlier, needed[None, :], 0), axis=1)
+    own = tl.sum(tl.where(other[None, :] == expert[:, None], needed[None, :], 0), axis=1)
+    # `padded = needed.sum() * block_m`
+    if tl.program_id(0) == 0:
+        tl.store(padded, tl.sum(needed, axis=0) * BLOCK_M)
+    # `expert_ids[first_block : first_block + needed] = expert`
+    lane = tl.arange(0, CHUNK)
+    for start in range(0, tl.max(own, axis=0), CHUNK):
+        block = (start + lane)[None, :]
+        named = tl.zeros((ROWS, CHUNK), tl.int32) + expert[:, None]
+        tl.store(expert_ids + first[:, None] + block, named, mask=block < own[:, None])
+    # `sorted_pairs[first_block * block_m + rank] = pair`: the pairs that ascend decide the ranks
+    place = first * BLOCK_M
+    for start in range(0, pairs, CHUNK):
+        pair = start + lane
+        chosen = tl.load(ids + pair, mask=pair < pairs, other=-1)
+        mine = (expert[:, None] == chosen[None, :]) & (expert < experts)[:, None]
+        rank = tl.cumsum(mine.to(tl.int32), axis=1) - 1
+        value = tl.zeros((ROWS, CHUNK), tl.int32) + pair[None, :]
+        tl.store(sorted_pairs + place[:, None] + rank, value, mask=mine)
+        place += tl.sum(mine.to(tl.int32), axis=1)
+
+
+def moe_align(
+    *,
+    topk_ids: Tensor,
+    experts: int,
+    block_m: int,
+    sorted_pairs: Tensor | None = None,
+    expert_ids: Tensor | None = None,
+    padded: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`moe_align` as MOE_ALIGN defines it, into the given outputs or new ones.
+
+    Raises:
+        UsageError: an argument is not what MOE_ALIGN says, or memory overlaps.
+        EnvironmentUnfit: CPU tensors where Triton does not interpret.
+    """
+    pairs = check(topk_ids, experts, block_m)
+    blocks = block_capacity(pairs, experts, block_m)
+    wanted = {"sorted_pairs": sorted_pairs, "expert_ids": expert_ids, "padded": padded}
+    given = {name: tensor for name, tensor in wanted.items() if tensor is not None}
+    extents = {"blocks": blocks, "block_m": block_m, "one": 1}
+    bind("moe_align", MOE_ALIGN.outputs, given, fixed=extents, reason="see block_capacity")
+    alias.check("moe_align", {"topk_ids": topk_ids}, given)
+    shapes = ((blocks * block_m,), (blocks,), (1,))
+    sorted_pairs, expert_ids, padded = (
+        output("moe_align", name, tensor, shape, topk_ids, torch.int32)
+        for (name, tensor), shape in zip(wanted.items(), shapes, strict=True)
+    )
+    ids = topk_ids.contiguous()
+    counts = torch.empty(experts, dtype=torch.int32, device=ids.device)
+    # Interpreted programs run one after another: one for all experts, on a device one for each.
+    rows = triton.next_power_of_2(experts) if interpreting() else 1
+    grid, chunk = (triton.cdiv(experts, rows),), block_of(pairs, 1024)
+    sizes = {"BLOCK_M": block_m, "ROWS": rows, "CHUNK": chunk}
+    launch(
+        align_count_kernel,
+        grid,
+        ids,
+        counts,
+        sorted_pairs,
+        expert_ids,
+        pairs,
+        blocks,
+        experts,
+        **sizes,
+    )
+    launch(
+        align_place_kernel,
+        grid,
+        ids,
+        counts,
+        sorted_pairs,
+        expert_ids,
+        padded,
+        pairs,
+        experts,
+        EXPERTS=triton.next_power_of_2(experts),
+        **sizes,
+    )
+    return sorted_pairs, expert_ids, padded

@@ -1,0 +1,164 @@
+"""`moe_gemm` in Triton, one launch over all experts. Each block is headed by its reference line.
+
+Row and column offsets are 64-bit: the rows of a large batch times their length exceed 2**31.
+"""
+
+import torch
+from torch import Tensor
+
+from bitgate.kernels import alias
+from bitgate.kernels.arguments import bind, output
+from bitgate.kernels.arithmetic_triton import canonical, launch, round_bf16
+from bitgate.kernels.interpreter import repair, tl, triton
+from bitgate.kernels.moe.contract import DEFAULT_CONFIG, TileConfig
+from bitgate.kernels.moe.gemm import MOE_GEMM, GroupedMatmul
+
+
+@triton.jit
+def gemm_kernel(
+    a,
+    w,
+    sorted_pairs,
+    expert_ids,
+    padded,
+    weights,
+    out,
+    acc_out,
+    pairs,
+    experts,
+    k,
+    n,
+    top_k,
+    blocks,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    GROUP_M: tl.constexpr,
+    APPLY_WEIGHTS: tl.constexpr,
+    STORE_ACC: tl.constexpr,
+):
+    """gemm_reference.grouped: one program per block of rows and block of columns."""
+    # GROUP_M row blocks take turns over the columns, so that weights are read from the cache.
+    program = tl.program_id(0)
+    per_group = GROUP_M * tl.cdiv(n, BLOCK_N)
+    first = program // per_group * GROUP_M
+    height = min(blocks - first, GROUP_M)
+    block = first + program % per_group % height
+    column = program % per_group // height * BLOCK_N + tl.arange(0, BLOCK_N)
+
+    # `places = sorted_pairs[: padded // block_m]`; `if not 0 <= expert < experts: continue`
+    if block * BLOCK_M >= tl.load(padded):
+        return
+    expert = tl.load(expert_ids + block)
+    if (expert < 0) | (expert >= experts):
+        return
+    # `live`, `tile[live] = rows[named[live] // top_k]`
+    pair = tl.load(sorted_pairs + block * BLOCK_M + tl.arange(0, BLOCK_M))
+    live = (pair >= 0) & (pair < pairs)
+    row = tl.where(live, pair // top_k, 0).to(tl.int64)
+    in_step = tl.arange(0, BLOCK_K)
+    a_at = a + row[:, None] * k + in_step[None, :]
+    w_at = w + (expert.to(tl.int64) * n + column[None, :]) * k + in_step[:, None]
+
+    # `for start in range(0, k, block_k): acc = a_tile @ b_tile + acc`
+    acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    for start in range(0, k, BLOCK_K):
+        left = in_step < k - start
+        a_tile = tl.load(a_at + start, mask=live[:, None] & left[None, :], other=0.0)
+        b_tile = tl.load(w_at + start, mask=left[:, None] & (column < n)[None, :], other=0.0)
+        acc = tl.dot(a_tile, b_tile, acc, input_precision="ieee")
+
+    at = pair.to(tl.int64)[:, None] * n + column[None, :]
+    here = live[:, None] & (column < n)[None, :]
+    if STORE_ACC:
+        tl.store(acc_out + at, canonical(acc), mask=here)
+    # `weighted = total * weights[:, None]`, `round_bf16(weighted)`
+    if APPLY_WEIGHTS:
+        acc = acc * tl.load(weights + pair, mask=live, other=0.0)[:, None]
+    tl.store(out + at, round_bf16(acc), mask=here)
+
+
+def moe_gemm(
+    *,
+    a: Tensor,
+    w: Tensor,
+    sorted_pairs: Tensor,
+    expert_ids: Tensor,
+    padded: Tensor,
+    weights: Tensor,
+    top_k: int,
+    apply_weights: int,
+    block_m: int = DEFAULT_CONFIG.block_m,
+    block_n: int = DEFAULT_CONFIG.block_n,
+    block_k: int = DEFAULT_CONFIG.block_k,
+    out: Tensor | None = None,
+    acc: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """`moe_gemm` as MOE_GEMM defines it, into the given outputs or new ones.
+
+    Inputs need not be contiguous (they are copied), outputs must be, and they may overlap nothing.
+
+    Raises:
+        UsageError: an argument is not what MOE_GEMM says, or memory overlaps.
+        EnvironmentUnfit: CPU tensors where Triton does not interpret.
+    """
+    call = GroupedMatmul(
+        a=a,
+        w=w,
+        sorted_pairs=sorted_pairs,
+        expert_ids=expert_ids,
+        padded=padded,
+        weights=weights,
+        top_k=top_k,
+        apply_weights=apply_weights,
+        config=TileConfig(block_m=block_m, block_n=block_n, block_k=block_k),
+    )
+    given = {name: value for name, value in (("out", out), ("acc", acc)) if value is not None}
+    pairs, columns = call.shape
+    bind("moe_gemm", MOE_GEMM.outputs, given, fixed={"tokens*top_k": pairs, "n": columns})
+    alias.check("moe_gemm", call.inputs, given)
+    for name, value in given.items():
+        output("moe_gemm", name, value, call.shape, a).zero_()
+    out = call.new(torch.bfloat16) if out is None else out
+    acc = call.new(torch.float32) if acc is None else acc
+    grouped(call, out, acc)
+    return out, acc
+
+
+def grouped(call: GroupedMatmul, out: Tensor, acc: Tensor | None) -> None:
+    """`moe_gemm` of a checked call, into memory that it has made.
+
+    The accumulator is stored where `acc` is given; without it the same code computes the same out.
+    """
+    # Interpreted, products of bfloat16 are those of the numbers only after the repair.
+    repair()
+    config = call.config
+    pairs, columns = call.shape
+    blocks = call.expert_ids.shape[0]
+    experts, _, summed = call.w.shape
+    launch(
+        gemm_kernel,
+        (blocks * triton.cdiv(columns, config.block_n),),
+        call.a.contiguous(),
+        call.w.contiguous(),
+        call.sorted_pairs.contiguous(),
+        call.expert_ids.contiguous(),
+        call.padded,
+        call.weights.contiguous(),
+        out.view(torch.int16),
+        acc if acc is not None else call.weights,
+        pairs,
+        experts,
+        summed,
+        columns,
+        call.top_k,
+        blocks,
+        BLOCK_M=config.block_m,
+        BLOCK_N=config.block_n,
+        BLOCK_K=config.block_k,
+        GROUP_M=config.group_m,
+        APPLY_WEIGHTS=call.apply_weights,
+        STORE_ACC=acc is not None,
+        num_warps=config.num_warps,
+        num_stages=config.num_stages,
+    )
