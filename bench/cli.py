@@ -1,7 +1,6 @@
 """`bitgate run`, `bitgate new candidate`, and `bitgate bench`."""
 
 import getpass
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -12,7 +11,7 @@ from rich.markup import escape
 from bitgate.bench import show
 from bitgate.records.candidate_file import load_candidate_file
 from bitgate.records.candidate_text import template
-from bitgate.records.console import console, table, telling
+from bitgate.records.console import console, print_json, table, telling
 from bitgate.records.errors import UsageError
 
 app = typer.Typer(no_args_is_help=True, help="Timing: coin-flipped pairs, verified outputs.")
@@ -85,8 +84,13 @@ def new_candidate_command(
 
     kernel = catalogue.kernel(op)
     example = kernel.suites["default"][0]
+    contract, reference = next(iter(kernel.references.items()))
     text = template(
-        op, contract=next(iter(kernel.references)), dtype=example.dtype, axes=example.axes
+        op,
+        contract=contract,
+        tier=catalogue.implementation(reference).tier,
+        dtype=example.dtype,
+        axes=example.axes,
     )
     try:
         with out.open("x", encoding="utf-8") as stream:
@@ -94,7 +98,7 @@ def new_candidate_command(
     except FileExistsError:
         raise UsageError(f"{out} exists; name another file with --out, or remove it") from None
     if as_json:
-        print(json.dumps({"file": str(out), "op": op}))
+        print_json({"file": str(out), "op": op})
     else:
         console().print(
             f"wrote {escape(str(out))}\nnext: set impl, then bitgate run {escape(str(out))} --plan"
@@ -116,7 +120,7 @@ def bench_run_command(file: _File, ledger: _Ledger = _LEDGER, *, as_json: _Json 
             {"workload": key, "effect": report.effect, "summary": report.summary}
             for key, report in found
         ]
-        print(json.dumps({"record": None, "rows": rows}))
+        print_json({"record": None, "rows": rows})
         return
     shown = table("timing without gates: not a record", "workload", "effect")
     for key, report in found:
@@ -141,7 +145,7 @@ def compare_command(
     old, new = book.find(first).body, book.find(second).body
     found = side_by_side(old, new)
     if as_json:
-        print(json.dumps({**asdict(found), "paired": False}))
+        print_json({**asdict(found), "paired": False})
         return
     shown = table(f"median per call, {old.workload.key}", "record", "candidate", "ns")
     shown.add_row(first, escape(old.candidate.name), str(found.first_ns))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from rich.markup import escape
 
 from bitgate.records.codec import canonical
-from bitgate.records.console import console, table
+from bitgate.records.console import console, print_json, table
 
 if TYPE_CHECKING:
     from bitgate.bench.plan import PlanReport
@@ -28,7 +28,7 @@ def plan(report: "PlanReport", *, as_json: bool) -> None:
             "memory_bytes": report.memory_bytes,
             "records": list(report.records),
         }
-        _json(facts)
+        print_json(facts)
         return
     out = console()
     shown = table("plan; nothing was run", "stage", "what it does", "about")
@@ -52,7 +52,7 @@ def plan(report: "PlanReport", *, as_json: bool) -> None:
 def run(report: "RunReport", again: str, ledger: Path, *, as_json: bool) -> None:
     """Print a run: how each workload ended, what was compared, where the evidence lies."""
     if as_json:
-        _json(_facts(report))
+        print_json(_facts(report))
         return
     out = console()
     candidate = report.candidate
@@ -155,7 +155,3 @@ def _object(ledger: Path, result: "GateResult") -> Path:
 
 def _first_line(text: str) -> str:
     return text.partition("\n")[0]
-
-
-def _json(facts: dict[str, Any]) -> None:
-    print(json.dumps(facts))  # noqa: T201 - this is the command's output

@@ -6,13 +6,10 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
-from json import dumps
 from pathlib import Path
 from typing import Literal
 
-import typer
-
-from bitgate.records.console import console, table
+from bitgate.records.console import console, print_json, table
 from bitgate.records.libraries import mapped_libraries
 from bitgate.records.provenance import end_of_life, harness, switches
 
@@ -70,7 +67,7 @@ def run(*, as_json: bool) -> int:
     findings = examine()
     fit = not any(one.status == "unfit" for one in findings)
     if as_json:
-        typer.echo(dumps({"fit": fit, "findings": [asdict(one) for one in findings]}))
+        print_json({"fit": fit, "findings": [asdict(one) for one in findings]})
     else:
         report = table("bitgate doctor", "area", "what", "status", "detail")
         for one in findings:

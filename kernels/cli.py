@@ -1,18 +1,17 @@
 """`bitgate kernels`: what there is to compute with, and what this node's arithmetic does."""
 
 import inspect
-import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
 
-from bitgate.records.console import console, table
+from bitgate.records.console import console, print_json, table
 from bitgate.records.errors import Inconclusive, UsageError
 
 if TYPE_CHECKING:
-    from bitgate.kernels.spec import Implementation, Kernel
+    from bitgate.kernels.spec import Contract, Implementation, Kernel
 
 app = typer.Typer(no_args_is_help=True, help="Operators, implementations, probes, compile checks.")
 
@@ -26,7 +25,7 @@ def list_command(*, as_json: _Json = False) -> None:
 
     found = [one for kernel in KERNELS for one in kernel.implementations]
     if as_json:
-        print(json.dumps([asdict(one) for one in found]))
+        print_json([asdict(one) for one in found])
         return
     shown = table("implementations", "operator", "name", "contract", "tier", "devices", "what")
     for one in found:
@@ -36,33 +35,38 @@ def list_command(*, as_json: _Json = False) -> None:
 
 @app.command()
 def show(
-    name: Annotated[str, typer.Argument(help="An operator or an implementation.")],
+    name: Annotated[str, typer.Argument(help="An operator, implementation or contract.")],
     *,
     as_json: _Json = False,
 ) -> None:
-    """One operator or one implementation, with everything that a candidate has to match."""
-    from bitgate.kernels.catalogue import KERNELS
+    """One operator, implementation or contract, with everything that a candidate has to match."""
+    from bitgate.kernels.catalogue import CONTRACTS, KERNELS
 
     kernels = {one.op: one for one in KERNELS}
     implementations = {one.name: one for kernel in KERNELS for one in kernel.implementations}
+    contracts = {one.name: one for one in CONTRACTS}
     if name in kernels:
-        facts = _kernel_facts(kernels[name])
+        facts, text = _kernel_facts(kernels[name]), _arithmetic(kernels[name])
     elif name in implementations:
-        facts = _implementation_facts(implementations[name])
+        found = implementations[name]
+        facts, text = _implementation_facts(found), _arithmetic(kernels[found.op])
+    elif name in contracts:
+        facts, text = _contract_facts(contracts[name]), _order(name)
     else:
         raise UsageError(
-            f"unknown operator or implementation {name!r}; operators: {', '.join(kernels)}; "
-            f"implementations: {', '.join(implementations)}"
+            f"unknown operator, implementation or contract {name!r}; operators: "
+            f"{', '.join(kernels)}; implementations: {', '.join(implementations)}; contracts: "
+            f"{', '.join(contracts)}"
         )
     if as_json:
-        print(json.dumps(facts))
+        print_json(facts)
         return
     shown = table(name, "what", "value")
     for key, value in facts.items():
         lines = value if isinstance(value, list) else [value]
         shown.add_row(key, escape("\n".join(_line(line) for line in lines)))
     console().print(shown)
-    console().print(escape(_arithmetic(kernels.get(name) or kernels[implementations[name].op])))
+    console().print(escape(text))
 
 
 @app.command()
@@ -76,7 +80,7 @@ def probe(
 
     answers = run(device)
     if as_json:
-        print(json.dumps(dict(answers)))
+        print_json(dict(answers))
         return
     shown = table(f"probes of {device}", "question", "answer")
     for question, answer in answers:
@@ -101,12 +105,14 @@ def compile_check(
 
     if update:
         path = checks.update(arch)
-        message = json.dumps({"arch": arch, "written": str(path)}) if as_json else f"wrote {path}"
-        print(message)
+        if as_json:
+            print_json({"arch": arch, "written": str(path)})
+        else:
+            print(f"wrote {path}")
         return
     results = checks.check(arch)
     if as_json:
-        print(json.dumps([asdict(one) for one in results]))
+        print_json([asdict(one) for one in results])
     else:
         shown = table(f"kernels compiled for {arch}", "kernel", "outcome", "reason")
         for one in results:
@@ -130,14 +136,43 @@ def _line(value: Any) -> str:
 
 def _arithmetic(kernel: "Kernel") -> str:
     """The definition, and what each contract's reference says about its arguments."""
+    parts = [_reference(contract, name) for contract, name in kernel.references.items()]
+    return "\n\n".join([kernel.definition.strip(), *parts])
+
+
+def _order(contract: str) -> str:
+    """What the contract's reference of each operator says about its arguments."""
+    from bitgate.kernels.catalogue import KERNELS
+
+    found = [kernel.references[contract] for kernel in KERNELS if contract in kernel.references]
+    return "\n\n".join(_reference(contract, name) for name in found)
+
+
+def _reference(contract: str, name: str) -> str:
     from bitgate.kernels.catalogue import implementation
     from bitgate.kernels.loading import load
 
-    parts = [kernel.definition.strip()]
-    for contract, name in kernel.references.items():
-        target = implementation(name).target
-        parts.append(f"{contract} is what {target} computes:\n{inspect.getdoc(load(target))}")
-    return "\n\n".join(parts)
+    target = implementation(name).target
+    return f"{contract} is what {target} computes:\n{inspect.getdoc(load(target))}"
+
+
+def _contract_facts(contract: "Contract") -> dict[str, Any]:
+    from bitgate.kernels.catalogue import KERNELS
+
+    return {
+        "contract": contract.name,
+        "is": "an order of arithmetic; a candidate file names it, operators have it",
+        "summary": contract.summary,
+        "batch_invariant": contract.batch_invariant,
+        "cross_device": contract.cross_device,
+        "operators": [kernel.op for kernel in KERNELS if contract.name in kernel.references],
+        "implementations": [
+            one.name
+            for kernel in KERNELS
+            for one in kernel.implementations
+            if one.contract == contract.name
+        ],
+    }
 
 
 def _kernel_facts(kernel: "Kernel") -> dict[str, Any]:

@@ -141,6 +141,7 @@ class Bundle:
         the digest of every stored tensor.
 
         Raises:
+            UsageError: there is no such directory.
             BundleError: with the file, and the step and boundary where that can be said.
         """
         sha256 = check_files(path)

@@ -34,15 +34,23 @@ from bitgate.parity.bundle_format import (
 )
 from bitgate.parity.bundle_storage import Storages, view_of
 from bitgate.parity.digests import digest
+from bitgate.records.errors import UsageError
 
 _SHARD = re.compile(r"tensors-\d{4,}\.safetensors")
 
 
 def check_files(folder: Path) -> str:
-    """The SHA-256 of the seal, after every file of the directory has been checked against it."""
+    """The SHA-256 of the seal, after every file of the directory has been checked against it.
+
+    Raises:
+        UsageError: there is no such directory.
+        BundleError: a file is missing, extra or edited.
+    """
     seal = folder / COMPLETE
     if not folder.is_dir():
-        raise BundleError(f"{folder}: expected a bundle directory, found none")
+        raise UsageError(
+            f"{folder}: expected a bundle directory, found none; `bitgate capture` writes one"
+        )
     if not seal.is_file():
         raise BundleError(f"{folder}: no file {COMPLETE}: the bundle was not finished; {AGAIN}")
     complete = read_value(seal, Complete)

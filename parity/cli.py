@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.markup import escape
 
-from bitgate.records.console import console, progress, table
+from bitgate.records.console import console, print_json, progress, table
 from bitgate.records.errors import UsageError
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def capture_command(
             capture_tiny(tiny, out, job, asked)
     bundle = Bundle.open(out)
     if as_json:
-        print(json.dumps({"bundle": str(out), **_facts(bundle)}))
+        print_json({"bundle": str(out), **_facts(bundle)})
         return
     _print_facts(bundle)
     console().print(f"look inside: bitgate parity inspect {escape(str(out))}")
@@ -92,7 +92,7 @@ def inspect_command(
     frames = [frame for frame in bundle.frames() if boundary in frame.boundary.key]
     if as_json:
         whole = {"frames": [_frame_facts(frame) for frame in frames], **_facts(bundle)}
-        print(json.dumps({**whole, "manifest": _plain(bundle.manifest)}))
+        print_json({**whole, "manifest": _plain(bundle.manifest)})
         return
     _print_facts(bundle)
     shown = table("frames", "step", "boundary", "operator", "tensors", "digests (sum lane)")
@@ -122,7 +122,7 @@ def compare_command(
 
     report = compare_bundles(Bundle.open(expected), Bundle.open(actual))
     if as_json:
-        print(json.dumps(_report_facts(report)))
+        print_json(_report_facts(report))
     else:
         _print_report(report, expected, actual)
     raise typer.Exit(_EXIT[report.verdict])

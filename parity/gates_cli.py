@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.markup import escape
 
-from bitgate.records.console import console, table, telling
+from bitgate.records.console import console, print_json, table, telling
 from bitgate.records.errors import Inconclusive
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def list_command(*, as_json: _Json = False) -> None:
     rows = [(gate, *named[gate]) for gate in ORDER]
     if as_json:
         facts = [{"gate": gate, "title": title, "state": state} for gate, title, state in rows]
-        typer.echo(json.dumps(facts))
+        print_json(facts)
         return
     shown = table("gates, in order", "gate", "asks", "in this version")
     for gate, title, state in rows:
@@ -56,7 +56,7 @@ def size(
             "processes": executions,
             "bounds": [{"unit": one.unit, "upper": one.upper} for one in bounds],
         }
-        typer.echo(json.dumps(facts))
+        print_json(facts)
         return
     out = console()
     out.print(f"p <= {max_p} at {confidence} needs {executions} clean executions")
@@ -96,7 +96,7 @@ def run(
     if as_json:
         from bitgate.records.codec import canonical
 
-        typer.echo(canonical(verdict).decode())
+        print_json(json.loads(canonical(verdict)))
     else:
         _show(verdict, file, evidence)
     raise typer.Exit(_exit_code(verdict))

@@ -4,6 +4,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from bitgate.records.proof import Tier
+
 _NAME = r"""(?:"[^"]*"|'[^']*'|[\w-]+)"""
 _PATH = rf"({_NAME}(?:\s*\.\s*{_NAME})*)"
 _HEADER = re.compile(rf"\s*\[\[?\s*{_PATH}\s*\]\]?\s*(#.*)?$")
@@ -79,6 +81,7 @@ def template(
     op: str,
     *,
     contract: str = "mhc-c1",
+    tier: Tier = "canonical",
     device: str = "cpu",
     dtype: str = "bfloat16",
     axes: tuple[tuple[str, int], ...] = (),
@@ -97,7 +100,7 @@ baseline = "promoted"
 name = "my-{op}"
 op = "{op}"                   # `bitgate kernels list` shows the operators
 contract = "{contract}"       # the order of additions that makes bits comparable
-tier = "native"               # canonical, native or foreign
+tier = {f'"{tier}"':<23}# canonical, native or foreign
 device = "{device}"
 impl = "my_kernel:run"        # module:function; called with keyword tensors and constants
 root = "."                    # the module's directory, relative to this file

@@ -1,18 +1,16 @@
 """`bitgate records`: look into a ledger, verify it, and decide on its records."""
 
-import json
-import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from bitgate.records import views
 from bitgate.records.base import InvariantError
 from bitgate.records.codec import json_schema
-from bitgate.records.console import console
+from bitgate.records.console import console, print_json
 from bitgate.records.errors import Inconclusive, LedgerBroken, UsageError
 from bitgate.records.ledger import Ledger
 from bitgate.records.policy import Recheck, promote, reject
@@ -52,7 +50,7 @@ def list_command(
     """All records, rejected ones too: has this been tried, and why did it fail?"""
     rows = views.record_views(Ledger(ledger), lane)
     if as_json:
-        _print_json([asdict(row) for row in rows])
+        print_json([asdict(row) for row in rows])
     else:
         print_records(wide_console(), rows)
 
@@ -91,7 +89,7 @@ def verify_command(
     """Verify every chain and all evidence. Exit 0: holds, 3: empty, 5: broken."""
     report = Ledger(ledger).verify(strict=strict, noted=against or ())
     if as_json:
-        _print_json({"ok": report.ok, "rows": report.rows, **asdict(report)})
+        print_json({"ok": report.ok, "rows": report.rows, **asdict(report)})
     else:
         print_chains(wide_console(), report)
     if report.breaks:
@@ -159,7 +157,7 @@ def report_command(
 
     render(Ledger(ledger), out)
     if as_json:
-        _print_json({"report": str(out)})
+        print_json({"report": str(out)})
     else:
         _say(f"wrote {out}")
 
@@ -168,7 +166,7 @@ def head_command(ledger: LedgerDir = DEFAULT_LEDGER, as_json: AsJson = False) ->
     """One line for each writer, to note elsewhere: only it shows a chain that was rebuilt."""
     heads = Ledger(ledger).heads()
     if as_json:
-        _print_json([asdict(head) for head in heads])
+        print_json([asdict(head) for head in heads])
     else:
         for head in heads:
             _say(f"{head.writer} {head.count} {head.sha256}")
@@ -176,7 +174,7 @@ def head_command(ledger: LedgerDir = DEFAULT_LEDGER, as_json: AsJson = False) ->
 
 def schema_command() -> None:
     """The JSON Schema of a ledger line."""
-    _print_json(json_schema())
+    print_json(json_schema())
 
 
 # --- helpers -------------------------------------------------------------------------------------
@@ -185,7 +183,7 @@ def schema_command() -> None:
 def _show(ledger: Ledger, record: str, *, as_json: bool) -> None:
     entry = ledger.find(record)
     if as_json:
-        _print_json(views.as_json(entry, ledger))
+        print_json(views.as_json(entry, ledger))
     else:
         print_record(wide_console(), entry, ledger)
 
@@ -210,7 +208,7 @@ def _waiver(text: str, author: str) -> Waiver:
 
 def _tell(decision: Decision, *, as_json: bool) -> None:
     if as_json:
-        _print_json(asdict(decision))
+        print_json(asdict(decision))
     else:
         text = f"{decision.kind}: {decision.record_id[:12]} in {decision.lane}: {decision.reason}"
         _say(text)
@@ -219,7 +217,3 @@ def _tell(decision: Decision, *, as_json: bool) -> None:
 def _say(line: str) -> None:
     """One line, never folded: others may read it."""
     console().print(line, markup=False, soft_wrap=True)
-
-
-def _print_json(value: Any) -> None:
-    sys.stdout.write(json.dumps(value, indent=2, sort_keys=True) + "\n")

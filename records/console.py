@@ -1,7 +1,10 @@
 """The one place that decides how the project speaks to a terminal."""
 
+import json
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from rich import box
 from rich.console import Console
@@ -31,6 +34,11 @@ def table(title: str, *columns: str) -> Table:
     for column in columns:
         made.add_column(column, overflow="fold")
     return made
+
+
+def print_json(value: Any) -> None:
+    """The one JSON document that a command prints with --json, in the one style of all commands."""
+    sys.stdout.write(json.dumps(value, indent=2, sort_keys=True) + "\n")
 
 
 @contextmanager

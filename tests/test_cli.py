@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import typer
+from typer.testing import CliRunner
 
 from bitgate import cli
 
@@ -80,6 +81,34 @@ def test_every_command_explains_itself_and_speaks_json():
         # The schema is JSON already.
         speaks = any("--json" in option.opts for option in command.params)
         assert speaks or path == "bitgate records schema", path
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("doctor",),
+        ("kernels", "list"),
+        ("kernels", "show", "mhc_pre"),
+        ("kernels", "show", "mhc-c1"),
+        ("kernels", "probe"),
+        ("gate", "list"),
+        ("gate", "size", "--max-p", "0.1"),
+        ("new", "candidate", "--out", "{folder}/mine.toml"),
+        ("run", "{folder}/mine.toml", "--plan", "--ledger", "{folder}/book"),
+        ("records", "list", "--ledger", "{folder}"),
+        ("records", "head", "--ledger", "{folder}"),
+        ("records", "report", "--ledger", "{folder}", "--out", "{folder}/report.html"),
+    ],
+    ids=" ".join,
+)
+def test_json_is_one_document_in_one_style(tmp_path, arguments):
+    if arguments[0] == "run":
+        candidate_file(tmp_path)
+    result = CliRunner().invoke(
+        cli.app, [*(word.format(folder=tmp_path) for word in arguments), "--json"]
+    )
+    document = json.loads(result.stdout)
+    assert result.stdout == json.dumps(document, indent=2, sort_keys=True) + "\n"
 
 
 def test_torch_missing_names_the_package_and_what_to_install(tmp_path):

@@ -56,8 +56,12 @@ def test_a_new_candidate_file_is_for_the_operator_and_loads(call, tmp_path):
     assert "set impl" in call("new", "--op", "mhc_pre", "--out", out)
     file = load_candidate_file(out)
     kernel = catalogue.kernel("mhc_pre")
-    assert file.candidate.contract in kernel.references
+    reference = kernel.references[file.candidate.contract]
+    assert file.candidate.tier == catalogue.implementation(reference).tier == "canonical"
     assert file.workloads.shapes == (kernel.suites["default"][0].axes,)
+    call("new", "--op", "moe_experts", "--out", tmp_path / "experts.toml")
+    experts = load_candidate_file(tmp_path / "experts.toml").candidate
+    assert (experts.contract, experts.tier) == ("moe-torch/1", "native")
     assert "exists" in call("new", "--op", "mhc_pre", "--out", out, code=None)
     assert "mhc_pre" in call("new", "--op", "nothing", "--out", tmp_path / "x", code=None)
 

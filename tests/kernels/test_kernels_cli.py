@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from bitgate.kernels.catalogue import KERNELS
+from bitgate.kernels.catalogue import CONTRACTS, KERNELS
 from bitgate.kernels.cli import app
 from bitgate.kernels.compile_check import SignatureResult
+from bitgate.kernels.spec import Contract
 from bitgate.records.errors import EnvironmentUnfit, UsageError
 
 NAMES = [one.name for kernel in KERNELS for one in kernel.implementations]
@@ -44,11 +45,26 @@ def test_show_an_implementation(name: str) -> None:
     assert {"target", "contract", "batch_invariant", "cross_device"} <= set(facts)
 
 
+@pytest.mark.parametrize("contract", CONTRACTS, ids=lambda one: one.name)
+def test_show_a_contract(contract: Contract) -> None:
+    facts = json.loads(invoke("show", contract.name, "--json").stdout)
+    assert facts["contract"] == contract.name
+    assert "an order of arithmetic" in facts["is"]
+    assert facts["summary"] == contract.summary
+    for kernel in KERNELS:
+        assert (kernel.op in facts["operators"]) == (contract.name in kernel.references)
+    made = [one.name for kernel in KERNELS for one in kernel.implementations]
+    assert set(facts["implementations"]) <= set(made)
+    plain = invoke("show", contract.name)
+    assert plain.exit_code == 0
+    assert plain.stdout.count(f"{contract.name} is what ") == len(facts["operators"])
+
+
 def test_show_an_unknown_name_lists_the_known_with_exit_code_two() -> None:
     error = invoke("show", "moe_export").exception
     assert isinstance(error, UsageError)
     assert error.exit_code == 2
-    assert all(name in str(error) for name in (*NAMES, "moe_experts"))
+    assert all(name in str(error) for name in (*NAMES, "moe_experts", "mhc-c1"))
 
 
 def test_probe_answers_for_the_processor() -> None:

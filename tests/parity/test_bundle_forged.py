@@ -15,6 +15,7 @@ from bitgate.parity.bundle import Bundle, BundleError
 from bitgate.parity.bundle_format import NO_LAYER
 from bitgate.parity.capture import Declared, Origin, Plan, capture
 from bitgate.parity.capture_snapshot import take
+from bitgate.records.errors import UsageError
 
 Toy = Callable[..., Path]
 
@@ -99,7 +100,7 @@ def test_an_extra_file_and_another_format_are_refused(toy: Toy, tmp_path: Path) 
     reseal(folder)
     with pytest.raises(BundleError, match=r"manifest\.json: written in bundle format 2"):
         Bundle.open(folder)
-    with pytest.raises(BundleError, match="expected a bundle directory, found none"):
+    with pytest.raises(UsageError, match="expected a bundle directory, found none"):
         Bundle.open(tmp_path / "nowhere")
 
 

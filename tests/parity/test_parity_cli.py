@@ -102,6 +102,20 @@ def test_a_broken_bundle_is_inconclusive_and_names_the_file(toy: Toy, tmp_path: 
         assert f"{copy}/layout.jsonl: truncated" in str(error)
 
 
+def test_a_path_without_a_bundle_is_a_usage_error(toy: Toy, tmp_path: Path) -> None:
+    folder, absent = toy(tmp_path / "b"), tmp_path / "absent"
+    seal = folder / "COMPLETE"
+    for arguments, missing in (
+        (("inspect", absent), absent),
+        (("inspect", seal), seal),
+        (("compare", folder, absent), absent),
+        (("compare", absent, folder), absent),
+    ):
+        error = run("parity", *arguments).exception
+        assert getattr(error, "exit_code", None) == 2, arguments
+        assert f"{missing}: expected a bundle directory" in str(error)
+
+
 @pytest.mark.parametrize(
     ("arguments", "kind", "message"),
     [
