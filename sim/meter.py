@@ -1,0 +1,182 @@
+"""The price of a step, and what the simulated time was spent on.
+
+A step's price is the sum of its calls' prices. Calls depend on the tokens, the rows of the head,
+each prefill chunk, or the decodes with the tokens that they attend to. Each of these is priced
+once and remembered, so that a step costs a few look-ups however many layers it has.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from bitgate.records.errors import BitgateError
+from bitgate.records.types import PRICE_SOURCES
+from bitgate.sim.arch import Per, Term
+from bitgate.sim.prices import Price, PriceBook, Quote, half_even
+from bitgate.sim.step import StepShape
+
+OVERHEAD = "step_overhead"
+# Remembered prices of one kind, above which they are written into the books and forgotten.
+_REMEMBERED = 1 << 14
+
+
+@dataclass(slots=True)
+class Spent:
+    """What one operator took: calls, nanoseconds by how they were priced, and the sources."""
+
+    calls: int = 0
+    ns: dict[str, int] = field(default_factory=lambda: dict.fromkeys(PRICE_SOURCES, 0))
+    sources: set[str] = field(default_factory=set)
+
+    @property
+    def total_ns(self) -> int:
+        """All of its nanoseconds."""
+        return sum(self.ns.values())
+
+    def add(self, calls: int, price: Price) -> None:
+        """So many calls at one price."""
+        self.calls += calls
+        self.ns[price.how] += calls * price.ns
+        self.sources.update(price.sources)
+
+
+class Meter:
+    """Prices the steps of one engine, each as it runs, and keeps the books."""
+
+    def __init__(self, terms: Iterable[Term], book: PriceBook) -> None:
+        found = tuple(terms)
+        book.check(found)
+        self._spent: dict[str, Spent] = {term.op: Spent() for term in found}
+        self._tokens, self._logits, self._chunks = (
+            _Remembered([term for term in found if term.per == per], book, self._spent)
+            for per in _SIMPLE
+        )
+        self._book = book
+        self._decode_terms = [term for term in found if term.per == "decodes"]
+        self._decoding: dict[int, list[_Decoding]] = {}
+        self._steps = 0
+
+    def __call__(self, shape: StepShape) -> int:
+        """Nanoseconds that a step of this shape takes, without the host's.
+
+        Raises:
+            MissingPrice: a call of the step has no price.
+        """
+        prefills, decodes, kv_tokens, logits = shape
+        self._steps += 1
+        tokens = decodes
+        ns = 0
+        for chunk in prefills:
+            tokens += chunk[0]
+            ns += self._chunks(chunk)
+        if tokens:
+            ns += self._tokens((tokens,))
+        if logits:
+            ns += self._logits((logits,))
+        if decodes:
+            for found in self._decoding.get(decodes) or self._start(decodes):
+                ns += found(kv_tokens)
+        return ns
+
+    def close(self, busy_ns: int, overhead_ns: int) -> dict[str, Spent]:
+        """What each operator took, the most expensive first; the host's time is one more.
+
+        Args:
+            busy_ns: what all steps took, by the engine's own account.
+            overhead_ns: the host's time of each step; it is declared, so it counts as assumed.
+
+        Raises:
+            BitgateError: the prices do not add up to `busy_ns`.
+        """
+        for part in (self._tokens, self._logits, self._chunks):
+            part.write()
+        for decoding in self._decoding.values():
+            for found in decoding:
+                found.write()
+        spent = {op: one for op, one in self._spent.items() if one.calls}
+        if overhead_ns and self._steps:
+            spent[OVERHEAD] = Spent()
+            spent[OVERHEAD].add(self._steps, Price(overhead_ns, "assumed", ()))
+        total_ns = sum(one.total_ns for one in spent.values())
+        if total_ns != busy_ns:
+            raise BitgateError(
+                f"coverage: the prices of {self._steps} steps add up to {total_ns} ns, the engine "
+                f"was busy for {busy_ns} ns; a step was priced twice, or without its meter"
+            )
+        return dict(sorted(spent.items(), key=lambda item: (-item[1].total_ns, item[0])))
+
+    def _start(self, decodes: int) -> list["_Decoding"]:
+        made = [
+            _Decoding(term, decodes, self._book, self._spent[term.op])
+            for term in self._decode_terms
+        ]
+        self._decoding[decodes] = made
+        return made
+
+
+_SIMPLE: tuple[Per, ...] = ("tokens", "logits", "prefill")
+
+
+class _Remembered:
+    """The calls that one kind of size decides: price, uses and parts by the sizes."""
+
+    def __init__(self, terms: list[Term], book: PriceBook, spent: dict[str, Spent]) -> None:
+        self._terms, self._book, self._spent = terms, book, spent
+        self._known: dict[tuple[int, ...], list[int]] = {}
+        self._parts: dict[tuple[int, ...], list[tuple[Term, Price]]] = {}
+
+    def __call__(self, sizes: tuple[int, ...]) -> int:
+        entry = self._known.get(sizes)
+        if entry is None:
+            entry = self._price(sizes)
+        entry[1] += 1
+        return entry[0]
+
+    def _price(self, sizes: tuple[int, ...]) -> list[int]:
+        if len(self._known) == _REMEMBERED:
+            self.write()
+        parts = [(term, self._book.price(term.at(*sizes))) for term in self._terms]
+        self._parts[sizes] = parts
+        entry = self._known[sizes] = [sum(term.count * price.ns for term, price in parts), 0]
+        return entry
+
+    def write(self) -> None:
+        """Enter the uses into the books, and forget the prices."""
+        for sizes, (_, uses) in self._known.items():
+            for term, price in self._parts[sizes]:
+                self._spent[term.op].add(uses * term.count, price)
+        self._known.clear()
+        self._parts.clear()
+
+
+class _Decoding:
+    """The calls of one operator for one number of decodes, whatever they attend to.
+
+    The price is that of the line of the last step as long as it holds, which is long: a step
+    attends to as many tokens more as there are decodes.
+    """
+
+    def __init__(self, term: Term, decodes: int, book: PriceBook, spent: Spent) -> None:
+        self._key, self._count, self._decodes = term.key, term.count, decodes
+        self._book, self._spent = book, spent
+        self._quote = Quote(0, -1, (), "exact", ())
+        self._uses = self._ns = 0
+
+    def __call__(self, kv_tokens: int) -> int:
+        if not self._quote.low <= kv_tokens <= self._quote.high:
+            self.write()
+            self._quote = self._book.quote(self._key, (self._decodes, kv_tokens))
+        ns = 0
+        for rise, base, over in self._quote.lines:
+            ns = max(ns, half_even(rise * kv_tokens + base, over))
+        ns *= self._count
+        self._uses += 1
+        self._ns += ns
+        return ns
+
+    def write(self) -> None:
+        """Enter the uses into the books."""
+        if self._uses:
+            self._spent.calls += self._uses * self._count
+            self._spent.ns[self._quote.how] += self._ns
+            self._spent.sources.update(self._quote.sources)
+            self._uses = self._ns = 0
