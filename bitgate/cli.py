@@ -18,6 +18,7 @@ from bitgate.records.cli import build_app
 from bitgate.records.console import console
 from bitgate.records.errors import BitgateError
 from bitgate.records.policy import Recheck
+from bitgate.sim.cli import app as sim_app
 
 NEEDS = {
     "torch": "pip install -c constraints.txt -e '.[cpu]' (or use the node's own build)",
@@ -88,6 +89,7 @@ app.add_typer(parity_app, name="parity")
 app.add_typer(gate_app, name="gate")
 app.add_typer(bench_app, name="bench")
 app.add_typer(build_app(_recheck), name="records")
+app.add_typer(sim_app, name="sim")
 
 
 def main() -> None:

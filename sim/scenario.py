@@ -1,6 +1,7 @@
 """One simulation from end to end: a model, a trace, prices and an engine, and what comes of it."""
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
 from fractions import Fraction
 from itertools import islice
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any, Final
 
 from bitgate.records.clock import utc_now
 from bitgate.records.durable import replace_file
-from bitgate.records.errors import BitgateError, Inconclusive
+from bitgate.records.errors import BitgateError, Inconclusive, UsageError
 from bitgate.records.ledger import Entry, Ledger, Row, Writer
 from bitgate.records.timings import Basis, lane_timings
 from bitgate.records.types import PRICE_SOURCES, Simulation
@@ -106,6 +107,22 @@ def default_engine(model: Path = TINY_MODEL, **settings: Any) -> EngineConfig:
     return EngineConfig(**(plain | settings))
 
 
+def engine_settings(texts: Iterable[str]) -> dict[str, Any]:
+    """Settings of the engine from NAME=VALUE texts.
+
+    Raises:
+        UsageError: no such setting, or a value of another type.
+    """
+    known = {field.name: str(field.type) for field in fields(EngineConfig)}
+    found: dict[str, Any] = {}
+    for text in texts:
+        name, _, value = text.partition("=")
+        if name not in known:
+            raise UsageError(f"--engine {text}: expected one of {', '.join(known)} and its value")
+        found[name] = _setting(known[name], value, text)
+    return found
+
+
 def run(scenario: Scenario, out: Path | None = None) -> Outcome:
     """Simulate; with a directory `out`, write summary.json, requests.csv and steps.csv there.
 
@@ -174,6 +191,18 @@ def record(outcome: Outcome, writer: Writer) -> Entry[Row]:
         notes=(("basis", found["prices"]["basis"]),),
     )
     return writer.append(simulation)
+
+
+def _setting(kind: str, value: str, text: str) -> Any:
+    """A value of the kind that its annotation names."""
+    try:
+        if kind.startswith("bool"):
+            return {"true": True, "false": False}[value]
+        if kind.startswith("int"):
+            return int(value)
+        return float(value) if kind.startswith("float") else value
+    except (KeyError, ValueError):
+        raise UsageError(f"--engine {text}: expected a value of type {kind}") from None
 
 
 def _require_served(ran: Run) -> None:
