@@ -10,15 +10,17 @@ class BlockPool:
     """Blocks 1 to `num_blocks` - 1; block 0 is reserved.
 
     The free queue, front to back, is `_fresh` read from its end, then `_idle`: a free block without
-    a key is never behind one with a key, because only blocks with a key go to the tail.
+    a key is never behind one with a key, because only blocks with a key go to the tail. Of several
+    blocks with one key `_first` has the oldest, and `_copies` the others by age.
     """
 
     def __init__(self, num_blocks: int) -> None:
         self._fresh = list(range(num_blocks - 1, 0, -1))
         self._idle: OrderedDict[int, None] = OrderedDict()
         self._key_of: dict[int, Hashable] = {}
-        self._holders: dict[Hashable, list[int]] = {}
-        self._sharers: dict[int, int] = {}
+        self._first: dict[Hashable, int] = {}
+        self._copies: dict[Hashable, list[int]] = {}
+        self._more_owners: dict[int, int] = {}
 
     @property
     def free(self) -> int:
@@ -28,7 +30,7 @@ class BlockPool:
     @property
     def keys(self) -> int:
         """Distinct keys that a lookup can find."""
-        return len(self._holders)
+        return len(self._first)
 
     def queue(self) -> list[int]:
         """The free blocks, the next to be taken first."""
@@ -52,29 +54,25 @@ class BlockPool:
             taken.append(block)
         return taken
 
-    def give_back(self, blocks: Sequence[int]) -> None:
+    def give_back(self, named: Sequence[int], unnamed: Sequence[int]) -> None:
         """Release one owner of each block; what nobody owns any more is free.
 
         Both ends of the queue get theirs last block first: those without a key the front, to be
         taken next, those with a key the tail (addendum 1).
         """
-        if not self._key_of:
-            self._fresh.extend(blocks)
-            return
-        freed = [block for block in blocks if not self._disown(block)]
-        self._fresh.extend(block for block in freed if block not in self._key_of)
-        for block in reversed(freed):
-            if block in self._key_of:
-                self._idle[block] = None
+        self._fresh.extend(unnamed)
+        free = [block for block in named if not self._keep(block)] if self._more_owners else named
+        self._idle.update(dict.fromkeys(reversed(free)))
 
     def find(self, keys: Iterable[Hashable]) -> list[int]:
         """The longest chain of blocks that hold these keys; of several copies the oldest."""
+        first = self._first
         found: list[int] = []
         for key in keys:
-            holders = self._holders.get(key)
-            if holders is None:
+            block = first.get(key)
+            if block is None:
                 break
-            found.append(holders[0])
+            found.append(block)
         return found
 
     def count_idle(self, blocks: Iterable[int]) -> int:
@@ -87,24 +85,33 @@ class BlockPool:
             if block in self._idle:
                 del self._idle[block]
             else:
-                self._sharers[block] = self._sharers.get(block, 0) + 1
+                self._more_owners[block] = self._more_owners.get(block, 0) + 1
 
     def name(self, blocks: Iterable[int], keys: Iterable[Hashable]) -> None:
         """Let blocks be found by their keys; copies of one content are not merged (addendum 4)."""
         for block, key in zip(blocks, keys, strict=True):
             self._key_of[block] = key
-            self._holders.setdefault(key, []).append(block)
+            if key in self._first:
+                self._copies.setdefault(key, []).append(block)
+            else:
+                self._first[key] = block
 
-    def _disown(self, block: int) -> bool:
+    def _keep(self, block: int) -> bool:
         """Count one owner less; whether others are left."""
-        others = self._sharers.pop(block, 0)
+        others = self._more_owners.pop(block, 0)
         if others > 1:
-            self._sharers[block] = others - 1
+            self._more_owners[block] = others - 1
         return others > 0
 
     def _forget(self, block: int) -> None:
         key = self._key_of.pop(block)
-        holders = self._holders[key]
-        holders.remove(block)
-        if not holders:
-            del self._holders[key]
+        copies = self._copies.get(key)
+        if copies is None:
+            del self._first[key]
+            return
+        if self._first[key] == block:
+            self._first[key] = copies.pop(0)
+        else:
+            copies.remove(block)
+        if not copies:
+            del self._copies[key]

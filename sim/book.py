@@ -1,6 +1,6 @@
 """What a simulation writes down as it goes: a digest of everything, and results handed on."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from hashlib import sha256
 
@@ -9,7 +9,6 @@ import numpy as np
 from bitgate.sim.run import Refusal, RequestResult
 from bitgate.sim.step import StepShape
 
-_STEP, _RESULT, _REFUSAL = 1, 2, 3
 _BUFFERED = 8192
 
 
@@ -26,29 +25,43 @@ class Watch:
 
 
 class Book:
-    """Every integer of steps and results goes into one SHA-256, as 64-bit little-endian words."""
+    """Keeps results and refusals, and digests every integer of them and of the steps.
+
+    The digest is a SHA-256 over 64-bit little-endian words, for steps and requests apart: of a
+    step (start ns, ns, decodes, decode KV tokens, prefills, then both numbers of each prefill), of
+    a result its fields, of a refusal (id, arrival ns).
+    """
 
     def __init__(self, watch: Watch) -> None:
         self.results: list[RequestResult] = []
         self.refusals: list[Refusal] = []
         self._watch = watch
-        self._hash = sha256()
-        self._words: list[int] = []
+        self._steps = _Digest()
+        self._requests = _Digest()
 
     def step(self, start_ns: int, ns: int, shape: StepShape) -> None:
         """A step ran."""
-        prefills, decodes, kv_tokens, logits = shape
-        self._words += (_STEP, start_ns, ns, decodes, kv_tokens, logits, len(prefills))
+        prefills, decodes, kv_tokens, _ = shape
+        self._steps.add((start_ns, ns, decodes, kv_tokens, len(prefills)))
         for chunk in prefills:
-            self._words += chunk
-        if len(self._words) > _BUFFERED:
-            self._flush()
+            self._steps.add(chunk)
         if self._watch.step:
             self._watch.step(start_ns, ns, shape)
 
+    def decodes(self, start_ns: int, spans_ns: list[int], decodes: int, kv_tokens: int) -> None:
+        """A run of steps in which the same requests decode."""
+        words: list[int] = []
+        for ns in spans_ns:
+            words += (start_ns, ns, decodes, kv_tokens, 0)
+            if self._watch.step:
+                self._watch.step(start_ns, ns, StepShape((), decodes, kv_tokens, decodes))
+            start_ns += ns
+            kv_tokens += decodes
+        self._steps.add(words)
+
     def result(self, result: RequestResult) -> None:
         """A request completed."""
-        self._words += (_RESULT, *result)
+        self._requests.add(result)
         if self._watch.result:
             self._watch.result(result)
         else:
@@ -56,13 +69,29 @@ class Book:
 
     def refuse(self, refusal: Refusal) -> None:
         """A request was turned away."""
-        self._words += (_REFUSAL, refusal.id, refusal.arrival_ns)
+        self._requests.add((refusal.id, refusal.arrival_ns))
         self.refusals.append(refusal)
 
     def digest(self) -> str:
-        """SHA-256 of all that was written, in hexadecimal."""
+        """SHA-256 of both, in hexadecimal."""
+        return sha256(self._steps.value() + self._requests.value()).hexdigest()
+
+
+class _Digest:
+    """A SHA-256 that is fed in large pieces."""
+
+    def __init__(self) -> None:
+        self._hash = sha256()
+        self._words: list[int] = []
+
+    def add(self, words: Iterable[int]) -> None:
+        self._words += words
+        if len(self._words) > _BUFFERED:
+            self._flush()
+
+    def value(self) -> bytes:
         self._flush()
-        return self._hash.hexdigest()
+        return self._hash.digest()
 
     def _flush(self) -> None:
         self._hash.update(np.array(self._words, dtype="<i8").tobytes())

@@ -28,8 +28,8 @@ from bitgate.sim.workload import Request
 Cost = Callable[[StepShape], int]
 Pace = Literal["touch", "count", "jump"]
 
-# Looked ahead at once: longer runs are cut, shorter ones end at an arrival.
-QUIET_STEPS = 32
+# A longer run of plain steps is taken in pieces, so that what is noted of it stays small.
+PLAIN_STEPS = 1024
 
 
 @dataclass(slots=True)
@@ -54,7 +54,7 @@ class Lane:
         self._config = config
         self._cost = cost
         self._book = book
-        self._quiet = QUIET_STEPS if pace == "jump" else 0
+        self._most_plain = PLAIN_STEPS if pace == "jump" else 0
         self._stays: dict[int, _Stay] = {}
         self._index = 0
         self._arrivals = 0
@@ -126,30 +126,36 @@ class Lane:
 
     def _coast(self, time_ns: float) -> bool:
         """Run steps in which everybody only decodes, if such come next; whether there were any."""
-        most = self.engine.quiet_steps(self._quiet)
+        most = self.engine.plain_steps(self._most_plain)
         if not most:
             return False
         decodes, kv_tokens = self.engine.cohort
-        starts_ns: list[int] = []
+        cost, overhead_ns = self._cost, self._config.step_overhead_ns
         spans_ns: list[int] = []
-        while len(starts_ns) < most and self.now_ns < time_ns:
-            shape = StepShape((), decodes, kv_tokens, decodes)
-            ns = self._price(shape)
-            self._book.step(self.now_ns, ns, shape)
-            starts_ns.append(self.now_ns)
+        now_ns = self.now_ns
+        for attended in range(kv_tokens, kv_tokens + most * decodes, decodes):
+            if now_ns >= time_ns:
+                break
+            shape = StepShape((), decodes, attended, decodes)
+            ns = cost(shape)
+            if type(ns) is not int or ns < 1:
+                raise _bad_price(shape, ns)
+            ns += overhead_ns
             spans_ns.append(ns)
-            self.now_ns += ns
-            kv_tokens += decodes
-        self.engine.pass_quiet_steps(len(starts_ns))
-        self._index += len(starts_ns)
-        self.auditor.coast(starts_ns, spans_ns, decodes)
-        self.auditor.check_blocks(self.engine.free_blocks)
+            now_ns += ns
+        self._index += len(spans_ns)
+        self.auditor.coast(self.now_ns, spans_ns, decodes)
+        self._book.decodes(self.now_ns, spans_ns, decodes, kv_tokens)
+        self.now_ns = now_ns
+        for job in self.engine.pass_plain_steps(len(spans_ns)):
+            self._finish(job)
+        self.auditor.settle((), self.engine.free_blocks)
         return True
 
     def _price(self, shape: StepShape) -> int:
         ns = self._cost(shape)
         if type(ns) is not int or ns < 1:
-            raise UsageError(f"price of {shape}: expected whole nanoseconds above 0, got {ns!r}")
+            raise _bad_price(shape, ns)
         return ns + self._config.step_overhead_ns
 
     def _finish(self, job: Job) -> None:
@@ -175,6 +181,10 @@ class Lane:
         # Field 1 to 4: the times, in the order in which they must follow.
         self.auditor.finish(job.id, result[1:5])
         self._book.result(result)
+
+
+def _bad_price(shape: StepShape, ns: object) -> UsageError:
+    return UsageError(f"price of {shape}: expected whole nanoseconds above 0, got {ns!r}")
 
 
 def simulate(

@@ -6,6 +6,8 @@ happens to single members lies in calendars: who ends at which tick, and who sta
 which residue of the tick. Members join in running order, so each calendar entry is in that order.
 """
 
+from heapq import heappop, heappush
+
 from bitgate.sim.jobs import Job
 
 
@@ -18,6 +20,7 @@ class Cohort:
         self._block_size = block_size
         self._members: dict[Job, None] = {}
         self._ends: dict[int, list[Job]] = {}
+        self._end_ticks: list[int] = []
         self._starts: list[dict[Job, None]] = [{} for _ in range(block_size)]
 
     def __len__(self) -> int:
@@ -27,29 +30,40 @@ class Cohort:
         """Take in the next of the running list."""
         job.base = job.computed - self.tick
         self._members[job] = None
-        self._ends.setdefault(job.limit - 2 - job.base, []).append(job)
+        end = job.limit - 2 - job.base
+        if end not in self._ends:
+            self._ends[end] = []
+            heappush(self._end_ticks, end)
+        self._ends[end].append(job)
         self._starts[-job.base % self._block_size][job] = None
         self.kv_tokens += job.computed + 1
 
-    def starting(self, ahead: int = 0) -> dict[Job, None]:
-        """Who starts a new block in the step that is `ahead` steps from now."""
-        return self._starts[(self.tick + ahead) % self._block_size]
+    def starting(self, steps: range = range(1)) -> list[Job]:
+        """Who starts a new block in the steps that are so far from now, in order."""
+        starts, tick, size = self._starts, self.tick, self._block_size
+        return [job for ahead in steps for job in starts[(tick + ahead) % size]]
 
-    def quiet_steps(self, most: int, free: int) -> int:
-        """The next steps in which nobody ends and `free` blocks suffice, `most` at most."""
-        steps = 0
-        while steps < most and self.tick + steps not in self._ends:
-            free -= len(self.starting(steps))
+    def plain_steps(self, most: int, free: int) -> int:
+        """The next steps for which `free` blocks suffice, to the first in which somebody ends."""
+        most = min(most, self._end_ticks[0] - self.tick + 1)
+        if free >= len(self._members) * -(-most // self._block_size):
+            return most
+        for steps in range(most):
+            free -= len(self._starts[(self.tick + steps) % self._block_size])
             if free < 0:
-                break
-            steps += 1
-        return steps
+                return steps
+        return most
 
-    def pass_step(self) -> list[Job]:
-        """Count one token for each member; returns those that have all, who leave."""
-        ended = self._ends.pop(self.tick, [])
-        self.tick += 1
-        self.kv_tokens += len(self._members)
+    def pass_steps(self, steps: int) -> list[Job]:
+        """Count so many tokens for each member; returns those whose last this was, who leave.
+
+        Nobody ends before the last of these steps.
+        """
+        self.tick += steps
+        self.kv_tokens += steps * len(self._members)
+        ended = self._ends.pop(self.tick - 1, [])
+        if ended:
+            heappop(self._end_ticks)
         for job in ended:
             self._settle(job)
             del self._members[job]
@@ -68,6 +82,7 @@ class Cohort:
         jobs = self.members()
         self._members.clear()
         self._ends.clear()
+        self._end_ticks.clear()
         for starts in self._starts:
             starts.clear()
         self.kv_tokens = 0

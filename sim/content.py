@@ -4,7 +4,7 @@ import struct
 import sys
 from collections.abc import Hashable, Iterator
 from hashlib import blake2b
-from itertools import chain, count, repeat
+from itertools import chain, count
 
 KEY_BYTES = 16
 
@@ -12,24 +12,28 @@ KEY_BYTES = 16
 def block_keys(
     segments: tuple[tuple[int, int], ...], serial: int, block_size: int
 ) -> Iterator[Hashable]:
-    """Yield the keys of a request's blocks, without end.
+    """Return the keys of a request's blocks, without end.
 
     A token is (segment, offset) with offsets counted from 0 in each entry of `segments`; two
     blocks have one key exactly if their tokens and those of all blocks before them agree. Tokens
     beyond the last segment belong to nobody else: they are told apart by `serial`.
     """
-    if not segments:
-        # Nothing can be shared, so no chain is needed.
-        yield from zip(repeat(serial), count())
-        return
+    if segments:
+        return _chained(_pieces(segments, serial, block_size))
+    # Nothing can be shared, so no chain is needed: whole numbers, and no two requests' meet.
+    return count(serial << 32)
+
+
+def _chained(blocks: Iterator[list[int]]) -> Iterator[Hashable]:
+    """Yield the digest of each block together with all before it."""
     parent = b""
-    for pieces in _blocks(segments, serial, block_size):
+    for pieces in blocks:
         packed = struct.pack(f"<{len(pieces)}q", *pieces)
         parent = blake2b(packed, digest_size=KEY_BYTES, key=parent).digest()
         yield parent
 
 
-def _blocks(
+def _pieces(
     segments: tuple[tuple[int, int], ...], serial: int, block_size: int
 ) -> Iterator[list[int]]:
     """Yield each block as a flat list of its pieces: segment, first offset, tokens."""

@@ -79,6 +79,8 @@ class Engine:
         self._cohort = Cohort(config.block_size)
         # A priority victim can stand anywhere in the running list: there, nobody joins.
         self._cohorts = cohorts and config.policy == "fcfs"
+        self._budget = config.token_budget
+        self._limit = config.running_limit
         # These two let a head in as time goes by or as the queue grows, without anybody's end.
         self._patient = (
             config.prefill_schedule_interval == 1
@@ -119,7 +121,7 @@ class Engine:
         step = Step()
         deferring = self._defers(index)
         cap = self._long_prefill_cap()
-        budget = self._serve_cohort(step, self.config.token_budget)
+        budget = self._serve_cohort(step, self._budget)
         budget = self._serve_rest(step, budget, cap, deferring=deferring)
         # Rule 6: a step that preempts admits nobody.
         self._stuck = False
@@ -135,7 +137,7 @@ class Engine:
 
     def apply(self, step: Step) -> Outcome:
         """Let the planned step have happened."""
-        outcome = Outcome(finished=self._cohort.pass_step() if step.cohort else [])
+        outcome = Outcome(finished=self._cohort.pass_steps(1) if step.cohort else [])
         # Rule 13: who has all known tokens computed gets one more; a partial chunk gets none.
         for job, _, _, _ in step.chunks:
             if job.filling:
@@ -143,31 +145,30 @@ class Engine:
             job.tokens += 1
             if job.tokens == job.prompt + 1:
                 outcome.first.append(job)
-            # Rule 14: the end comes by count only; the blocks are free for the next step.
+            # Rule 14: the end comes by count only.
             if job.tokens == job.limit:
                 outcome.finished.append(job)
-        for job in outcome.finished:
-            self._cache.release(job)
-        if outcome.finished:
-            self._stuck = False
-            self._rest = [job for job in self._rest if job.tokens < job.limit]
+        self._release(outcome.finished)
+        self._rest = [job for job in self._rest if job.tokens < job.limit]
         self._gather(outcome)
         return outcome
 
-    def quiet_steps(self, most: int) -> int:
+    def plain_steps(self, most: int) -> int:
         """How many of the next steps only decode every running request, if nobody arrives.
 
-        In none of them can anybody end, be preempted or be admitted; `most` at most.
+        In none of them can anybody be preempted or admitted, and only in the last can anybody end;
+        `most` at most.
         """
         if self._rest or not self._cohort or (len(self._waiting) and not self._stuck):
             return 0
-        return self._cohort.quiet_steps(most, self._cache.free_blocks)
+        return self._cohort.plain_steps(most, self._cache.free_blocks)
 
-    def pass_quiet_steps(self, count: int) -> None:
-        """Plan and apply so many quiet steps at once."""
-        for _ in range(count):
-            self._extend_cohort()
-            self._cohort.pass_step()
+    def pass_plain_steps(self, count: int) -> list[Job]:
+        """Plan and apply so many plain steps at once; returns who ended with the last."""
+        self._extend_cohort(count)
+        ended = self._cohort.pass_steps(count)
+        self._release(ended)
+        return ended
 
     def _defers(self, index: int) -> bool:
         """Prefill interval: whether prompts rest in this step (addendum 9).
@@ -182,8 +183,7 @@ class Engine:
         """Long-prefill cap: the most tokens that a request may have in this step (addendum 8)."""
         config = self.config
         cap = config.long_prefill_token_threshold
-        count = self.unfinished
-        if not cap or count == 1:
+        if not cap or (count := self.unfinished) == 1:
             return config.max_model_len
         if config.long_prefill_token_threshold_adaptive:
             return max(cap, config.max_num_batched_tokens // count)
@@ -199,16 +199,19 @@ class Engine:
             step.dissolved = True
             return budget
         step.cohort, step.cohort_kv_tokens = members, self._cohort.kv_tokens
-        self._extend_cohort()
+        self._extend_cohort(1)
         return budget - members
 
-    def _extend_cohort(self) -> None:
-        """Rules 10 and 11 for the cohort: a block for those that start one, names for the full."""
-        for job in self._cohort.starting():
-            self._cache.start_block(job)
+    def _extend_cohort(self, steps: int) -> None:
+        """Rules 10 and 11 for the cohort: a block for those that start one, names for the full.
+
+        Taking and naming do not meet in the free queue, so all of either can be done together.
+        """
+        self._cache.start_blocks(self._cohort.starting(range(steps)))
         if self.config.enable_prefix_caching:
-            for job in self._cohort.starting(ahead=1):
-                self._cache.name(job, len(job.blocks))
+            tick = self._cohort.tick + steps
+            for job in self._cohort.starting(range(1, steps + 1)):
+                self._cache.name(job, job.base + tick)
 
     def _serve_rest(self, step: Step, budget: int, cap: int, *, deferring: bool) -> int:
         """Rule 2: the running list first, in order, until the budget is gone."""
@@ -260,7 +263,7 @@ class Engine:
         config = self.config
         running = len(self._cohort) + len(self._rest)
         while len(self._waiting) and budget > 0:
-            if running == config.running_limit:
+            if running == self._limit:
                 return True
             job = self._waiting.head()
             found = self._cache.lookup(job)
@@ -283,6 +286,13 @@ class Engine:
             budget -= tokens
             running += 1
         return False
+
+    def _release(self, ended: list[Job]) -> None:
+        """Rule 14: blocks are free from the next step on, in the order in which requests ended."""
+        for job in ended:
+            self._cache.release(job)
+        if ended:
+            self._stuck = False
 
     def _gather(self, outcome: Outcome) -> None:
         """Move the front of `rest` into the cohort, as far as it only decodes."""

@@ -10,7 +10,10 @@ class KvCache:
 
     def __init__(self, config: EngineConfig) -> None:
         self.pool = BlockPool(config.num_gpu_blocks)
-        self._config = config
+        self._block_size = config.block_size
+        self._caching = config.enable_prefix_caching
+        self._reserve_full = config.scheduler_reserve_full_isl
+        self._watermark_blocks = config.watermark_blocks
 
     @property
     def free_blocks(self) -> int:
@@ -19,9 +22,9 @@ class KvCache:
 
     def lookup(self, job: Job) -> list[int]:
         """Rule 8: the longest cached chain of full blocks, short of the last known token."""
-        if not self._config.enable_prefix_caching:
+        if not self._caching:
             return []
-        return self.pool.find(job.block_keys(0, (job.tokens - 1) // self._config.block_size))
+        return self.pool.find(job.block_keys(0, (job.tokens - 1) // self._block_size))
 
     def admit(self, job: Job, found: list[int], tokens: int, *, alone: bool) -> bool:
         """Rule 10 for an admission: whether its blocks are free; if so, they are its own now.
@@ -29,10 +32,9 @@ class KvCache:
         Found blocks that are idle count as needed. Unless it is alone, a watermark stays free.
         With full reservation all known tokens must fit, not only those of this step (addendum 7).
         """
-        config = self._config
-        reserve = 0 if alone else config.watermark_blocks
-        computed = len(found) * config.block_size
-        known = job.tokens if config.scheduler_reserve_full_isl else computed + tokens
+        reserve = 0 if alone else self._watermark_blocks
+        computed = len(found) * self._block_size
+        known = job.tokens if self._reserve_full else computed + tokens
         available = self.pool.free - self.pool.count_idle(found) - reserve
         if self._blocks(known) - len(found) > available:
             return False
@@ -51,25 +53,27 @@ class KvCache:
             return False
         if need > 0:
             job.blocks += self.pool.take(need)
-        if self._config.enable_prefix_caching:
-            self.name(job, (job.computed + tokens) // self._config.block_size)
+        if self._caching:
+            self.name(job, job.computed + tokens)
         return True
 
-    def start_block(self, job: Job) -> None:
-        """Own one block more."""
-        job.blocks += self.pool.take(1)
+    def start_blocks(self, jobs: list[Job]) -> None:
+        """Own one block more, each of them, in this order."""
+        for job, block in zip(jobs, self.pool.take(len(jobs)), strict=True):
+            job.blocks.append(block)
 
-    def name(self, job: Job, full: int) -> None:
-        """Let the first `full` blocks be found (rule 11)."""
+    def name(self, job: Job, tokens: int) -> None:
+        """Let the blocks that so many tokens fill be found (rule 11)."""
+        full = tokens // self._block_size
         if full > job.named:
             self.pool.name(job.blocks[job.named : full], job.block_keys(job.named, full))
             job.named = full
 
     def release(self, job: Job) -> None:
         """Own nothing any more."""
-        self.pool.give_back(job.blocks)
+        self.pool.give_back(job.blocks[: job.named], job.blocks[job.named :])
         job.blocks, job.named = [], 0
 
     def _blocks(self, tokens: int) -> int:
         """The blocks that so many tokens fill or begin."""
-        return -(-tokens // self._config.block_size)
+        return -(-tokens // self._block_size)
