@@ -17,7 +17,7 @@ class BlockPool:
     def __init__(self, num_blocks: int) -> None:
         self._fresh = list(range(num_blocks - 1, 0, -1))
         self._idle: OrderedDict[int, None] = OrderedDict()
-        self._key_of: dict[int, Hashable] = {}
+        self._key_of: list[Hashable] = [None] * num_blocks
         self._first: dict[Hashable, int] = {}
         self._copies: dict[Hashable, list[int]] = {}
         self._more_owners: dict[int, int] = {}
@@ -48,11 +48,14 @@ class BlockPool:
         require(count <= self.free, f"block pool: asked for {count} of {self.free} free blocks")
         taken = fresh[::-1]
         fresh.clear()
-        while len(taken) < count:
-            block, _ = self._idle.popitem(last=False)
-            self._forget(block)
-            taken.append(block)
-        return taken
+        evicted = [self._idle.popitem(last=False)[0] for _ in range(count - len(taken))]
+        for block in evicted:
+            key = self._key_of[block]
+            if key in self._copies:
+                self._drop_copy(key, block)
+            else:
+                del self._first[key]
+        return taken + evicted
 
     def give_back(self, named: Sequence[int], unnamed: Sequence[int]) -> None:
         """Release one owner of each block; what nobody owns any more is free.
@@ -89,12 +92,11 @@ class BlockPool:
 
     def name(self, blocks: Iterable[int], keys: Iterable[Hashable]) -> None:
         """Let blocks be found by their keys; copies of one content are not merged (addendum 4)."""
+        key_of, first = self._key_of, self._first
         for block, key in zip(blocks, keys, strict=True):
-            self._key_of[block] = key
-            if key in self._first:
+            key_of[block] = key
+            if first.setdefault(key, block) != block:
                 self._copies.setdefault(key, []).append(block)
-            else:
-                self._first[key] = block
 
     def _keep(self, block: int) -> bool:
         """Count one owner less; whether others are left."""
@@ -103,12 +105,8 @@ class BlockPool:
             self._more_owners[block] = others - 1
         return others > 0
 
-    def _forget(self, block: int) -> None:
-        key = self._key_of.pop(block)
-        copies = self._copies.get(key)
-        if copies is None:
-            del self._first[key]
-            return
+    def _drop_copy(self, key: Hashable, block: int) -> None:
+        copies = self._copies[key]
         if self._first[key] == block:
             self._first[key] = copies.pop(0)
         else:
