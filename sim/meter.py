@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from bitgate.records.errors import BitgateError
 from bitgate.records.types import PRICE_SOURCES
 from bitgate.sim.arch import Per, Term
-from bitgate.sim.prices import Price, PriceBook, Quote, half_even
+from bitgate.sim.prices import Price, PriceBook, Quote
 from bitgate.sim.step import StepShape
 
 OVERHEAD = "step_overhead"
@@ -45,12 +45,12 @@ class Meter:
     def __init__(self, terms: Iterable[Term], book: PriceBook) -> None:
         found = tuple(terms)
         book.check(found)
+        self._book = book
         self._spent: dict[str, Spent] = {term.op: Spent() for term in found}
         self._tokens, self._logits, self._chunks = (
             _Remembered([term for term in found if term.per == per], book, self._spent)
             for per in _SIMPLE
         )
-        self._book = book
         self._decode_terms = [term for term in found if term.per == "decodes"]
         self._decoding: dict[int, list[_Decoding]] = {}
         self._steps = 0
@@ -61,21 +61,23 @@ class Meter:
         Raises:
             MissingPrice: a call of the step has no price.
         """
-        prefills, decodes, kv_tokens, logits = shape
+        prefills, tokens, kv_tokens, logits = shape
         self._steps += 1
-        tokens = decodes
         ns = 0
+        if tokens:
+            for found in self._decoding.get(tokens) or self._start(tokens):
+                ns += found(kv_tokens)
         for chunk in prefills:
             tokens += chunk[0]
-            ns += self._chunks(chunk)
-        if tokens:
-            ns += self._tokens((tokens,))
-        if logits:
-            ns += self._logits((logits,))
-        if decodes:
-            for found in self._decoding.get(decodes) or self._start(decodes):
-                ns += found(kv_tokens)
-        return ns
+            entry = self._chunks.known.get(chunk) or self._chunks.price(chunk)
+            entry[1] += 1
+            ns += entry[0]
+        entry = self._tokens.known.get(tokens) or self._tokens.price(tokens)
+        entry[1] += 1
+        ns += entry[0]
+        entry = self._logits.known.get(logits) or self._logits.price(logits)
+        entry[1] += 1
+        return ns + entry[0]
 
     def close(self, busy_ns: int, overhead_ns: int) -> dict[str, Spent]:
         """What each operator took, the most expensive first; the host's time is one more.
@@ -117,57 +119,58 @@ _SIMPLE: tuple[Per, ...] = ("tokens", "logits", "prefill")
 
 
 class _Remembered:
-    """The calls that one kind of size decides: price, uses and parts by the sizes."""
+    """The calls that one kind of size decides; `known` holds [price, uses] by the size."""
 
     def __init__(self, terms: list[Term], book: PriceBook, spent: dict[str, Spent]) -> None:
+        self.known: dict[int | tuple[int, int], list[int]] = {}
         self._terms, self._book, self._spent = terms, book, spent
-        self._known: dict[tuple[int, ...], list[int]] = {}
-        self._parts: dict[tuple[int, ...], list[tuple[Term, Price]]] = {}
+        self._parts: dict[int | tuple[int, int], list[tuple[Term, Price]]] = {}
 
-    def __call__(self, sizes: tuple[int, ...]) -> int:
-        entry = self._known.get(sizes)
-        if entry is None:
-            entry = self._price(sizes)
-        entry[1] += 1
-        return entry[0]
-
-    def _price(self, sizes: tuple[int, ...]) -> list[int]:
-        if len(self._known) == _REMEMBERED:
+    def price(self, size: int | tuple[int, int]) -> list[int]:
+        """Price a size, and remember it; without tokens nothing is called."""
+        if len(self.known) == _REMEMBERED:
             self.write()
-        parts = [(term, self._book.price(term.at(*sizes))) for term in self._terms]
-        self._parts[sizes] = parts
-        entry = self._known[sizes] = [sum(term.count * price.ns for term, price in parts), 0]
+        sizes = (size,) if isinstance(size, int) else size
+        terms = self._terms if sizes[0] else []
+        parts = [(term, self._book.price(term.at(*sizes))) for term in terms]
+        self._parts[size] = parts
+        entry = self.known[size] = [sum(term.count * price.ns for term, price in parts), 0]
         return entry
 
     def write(self) -> None:
         """Enter the uses into the books, and forget the prices."""
-        for sizes, (_, uses) in self._known.items():
-            for term, price in self._parts[sizes]:
+        for size, (_, uses) in self.known.items():
+            for term, price in self._parts[size]:
                 self._spent[term.op].add(uses * term.count, price)
-        self._known.clear()
+        self.known.clear()
         self._parts.clear()
 
 
 class _Decoding:
     """The calls of one operator for one number of decodes, whatever they attend to.
 
-    The price is that of the line of the last step as long as it holds, which is long: a step
-    attends to as many tokens more as there are decodes.
+    The price is on the line of the last step as long as that holds, which is long: a step attends
+    to as many tokens more as there are decodes.
     """
+
+    __slots__ = ("_book", "_count", "_decodes", "_key", "_ns", "_quote", "_spent", "_uses")
 
     def __init__(self, term: Term, decodes: int, book: PriceBook, spent: Spent) -> None:
         self._key, self._count, self._decodes = term.key, term.count, decodes
         self._book, self._spent = book, spent
-        self._quote = Quote(0, -1, (), "exact", ())
+        self._quote = Quote(0, -1, 0, 0, 1, "exact", ())
         self._uses = self._ns = 0
 
     def __call__(self, kv_tokens: int) -> int:
-        if not self._quote.low <= kv_tokens <= self._quote.high:
+        low, high, rise, base, over, _, _ = self._quote
+        if not low <= kv_tokens <= high:
             self.write()
             self._quote = self._book.quote(self._key, (self._decodes, kv_tokens))
-        ns = 0
-        for rise, base, over in self._quote.lines:
-            ns = max(ns, half_even(rise * kv_tokens + base, over))
+            return self(kv_tokens)
+        ns, rest = divmod(rise * kv_tokens + base, over)
+        rest *= 2
+        if rest > over or (rest == over and ns % 2):
+            ns += 1
         ns *= self._count
         self._uses += 1
         self._ns += ns

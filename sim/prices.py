@@ -15,6 +15,7 @@ price: a call that none of these covers raises MissingPrice.
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from fractions import Fraction
 from typing import Literal, NamedTuple
 
 from bitgate.records.errors import UsageError
@@ -44,20 +45,19 @@ class Price(NamedTuple):
 
 
 class Quote(NamedTuple):
-    """The price for every last size from low to high: the highest of some lines.
-
-    Each line is (rise, base, over): (rise * size + base) / over nanoseconds.
-    """
+    """The price for every last size from low to high: (rise * size + base) / over nanoseconds."""
 
     low: int
     high: int
-    lines: tuple[tuple[int, int, int], ...]
+    rise: int
+    base: int
+    over: int
     how: How
     sources: Sources
 
     def ns(self, size: int) -> int:
-        """The price at a last size, rounded half to even."""
-        return max(half_even(rise * size + base, over) for rise, base, over in self.lines)
+        """The price at a last size."""
+        return half_even(self.rise * size + self.base, self.over)
 
 
 class PriceBook:
@@ -103,16 +103,15 @@ class PriceBook:
             point = table.points.get(sizes)
             if point is not None:
                 x = sizes[-1]
-                return Quote(x, x, ((0, point.ns, 1),), "exact", point.sources)
+                return Quote(x, x, 0, point.ns, 1, "exact", point.sources)
             line = table.line(sizes)
             if line is not None:
-                found = ((line.rise, line.base, line.over),)
-                return Quote(line.low, line.high, found, "interpolated", line.sources)
+                low, high, rise, base, over, sources = line
+                return Quote(low, high, rise, base, over, "interpolated", sources)
             if self._extrapolate:
                 return _extrapolated(key, sizes, table.nearest(sizes))
         if self._peaks is not None:
-            high = END if table is None and key[0] in SUMMED else sizes[-1]
-            return _assumed(key, sizes, self._peaks, high)
+            return _assumed(key, sizes, self._peaks, everywhere=table is None)
         raise MissingPrice(self._missing([(key, sizes)]))
 
     def check(self, terms: Iterable[Term]) -> None:
@@ -172,37 +171,56 @@ def _extrapolated(key: Key, sizes: tuple[int, ...], near: Nearest) -> Quote:
     """The nearest place's time, times the larger growth of bytes and operations from there."""
     ns, from_there = near.value.ns, workload_at(key, near.sizes)
     lines = [(0, ns.numerator, ns.denominator)]
+    span = (sizes[-1], near.high)
     for count in (bytes_of, flops_of):
         there = count(from_there)
         if there:
-            rise, base = _growth(count, key, sizes, near.high)
+            rise, base = _growth(count, key, sizes, span)
             scale = ns / there
             lines.append((rise * scale.numerator, base * scale.numerator, scale.denominator))
-    return Quote(sizes[-1], near.high, tuple(lines), "extrapolated", near.value.sources)
+    return _highest(lines, sizes[-1], span, "extrapolated", near.value.sources)
 
 
-def _assumed(key: Key, sizes: tuple[int, ...], peaks: Peaks, high: int) -> Quote:
+def _assumed(key: Key, sizes: tuple[int, ...], peaks: Peaks, *, everywhere: bool) -> Quote:
     """What the declared peaks allow at best, and a launch."""
+    span = (1, END) if everywhere and key[0] in SUMMED else (sizes[-1], sizes[-1])
     rates = ((bytes_of, peaks.bytes_per_second), (flops_of, peaks.flops(key[2])))
     lines = []
     for count, rate in rates:
-        rise, base = _growth(count, key, sizes, high)
+        rise, base = _growth(count, key, sizes, span)
         lines.append((rise * _NS, base * _NS + peaks.launch_ns * rate, rate))
-    return Quote(sizes[-1], high, tuple(lines), "assumed", ())
+    return _highest(lines, sizes[-1], span, "assumed", ())
 
 
 def _growth(
-    count: Callable[[Workload], int], key: Key, sizes: tuple[int, ...], high: int
+    count: Callable[[Workload], int], key: Key, sizes: tuple[int, ...], span: tuple[int, int]
 ) -> tuple[int, int]:
-    """Bytes or operations as rise * last size + base, from these sizes to `high`.
+    """Bytes or operations as rise * last size + base, over the span of last sizes.
 
     Only operators in SUMMED are asked for more than one size; theirs grow evenly.
     """
     here = count(workload_at(key, sizes))
-    if high == sizes[-1]:
+    if span[0] == span[1]:
         return 0, here
     rise = count(workload_at(key, (*sizes[:-1], sizes[-1] + 1))) - here
     return rise, here - rise * sizes[-1]
+
+
+def _highest(
+    lines: list[tuple[int, int, int]], x: int, span: tuple[int, int], how: How, sources: Sources
+) -> Quote:
+    """The highest of some lines at x, as far as it stays the highest within the span."""
+    rise, base, over = max(lines, key=lambda line: Fraction(line[0] * x + line[1], line[2]))
+    low, high = span
+    for other_rise, other_base, other_over in lines:
+        # Above the other where gain * x + lead >= 0; true at x itself.
+        gain = rise * other_over - other_rise * over
+        lead = base * other_over - other_base * over
+        if gain > 0:
+            low = max(low, -(lead // gain))
+        elif gain < 0:
+            high = min(high, lead // -gain)
+    return Quote(low, high, rise, base, over, how, sources)
 
 
 def _name(workload: Workload) -> str:
