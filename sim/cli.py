@@ -38,7 +38,7 @@ def run_command(
         typer.Option(min=1, help="Only so many; default: 256 of the built-in trace, else all."),
     ] = None,
     prices: Annotated[
-        str, typer.Option(help="standing: the lanes' records; opening: what they began with.")
+        str, typer.Option(help="standing: the lanes' records; replaced: what these replaced.")
     ] = "standing",
     device: Annotated[
         str | None, typer.Option(help="The kind of device, where the ledger has several.")
@@ -93,8 +93,8 @@ def run_command(
         show.definitions(as_json=as_json)
         return
     least = None if min_exact is None else _share(min_exact)
-    if prices not in ("standing", "opening"):
-        raise UsageError(f"--prices: expected standing or opening, got {prices!r}")
+    if prices not in ("standing", "replaced"):
+        raise UsageError(f"--prices: expected standing or replaced, got {prices!r}")
     book = ledger or (_LEDGER if _LEDGER.is_dir() else None)
     if record and book is None:
         raise UsageError("--record: there is no ledger to append to; name one with --ledger DIR")
@@ -115,7 +115,7 @@ def run_command(
             trace=trace or scenario.AZURE_SLICE,
             requests=requests or (256 if trace is None else None),
             ledger=book,
-            basis="standing" if prices == "standing" else "opening",
+            basis="standing" if prices == "standing" else "replaced",
             device=device,
             peaks=None if peaks is None else load_peaks(peaks),
             allow_extrapolation=allow_extrapolation,

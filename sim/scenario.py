@@ -51,7 +51,7 @@ class Scenario:
     """What is simulated.
 
     ledger: whose timings are the prices; None for none
-    basis: prices of the records that stand in their lanes, or of the baselines that opened them
+    basis: prices of the records that stand in their lanes, or of what these replaced
     device: the kind of device, where the ledger has several
     peaks: a device's declared peaks, which price what no record does
     allow_extrapolation: price shapes beyond the measured ones
@@ -234,8 +234,8 @@ def _labels(scenario: Scenario, sources: Sources, ran: Run) -> list[str]:
         kind = "CPU timings" if sources.device == "cpu" else f"timings of {sources.device}"
         where = f"{kind} of node {sources.node} ({sources.device_name})"
         labels = [f"{where}: they say nothing about another device"]
-        if scenario.basis == "opening":
-            labels.append("prices of the baselines that opened the lanes, as if none was promoted")
+        if scenario.basis == "replaced":
+            labels.append("prices of what the standing records replaced, timed beside them")
     else:
         labels = ["nothing here was measured"]
     if scenario.peaks is not None:
