@@ -1,11 +1,13 @@
 """The demo: it never overwrites, and twice in a row it tells the same story."""
 
 import json
+from decimal import Decimal
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from bitgate.demo import story
+from bitgate.demo import service, story
 from bitgate.demo.endings import Expectation, ended
 from bitgate.parity.bundle import Bundle
 from bitgate.parity.compare import compare_bundles
@@ -13,6 +15,7 @@ from bitgate.records.candidate_file import load_candidate_file
 from bitgate.records.errors import UsageError
 from bitgate.records.ledger import Ledger
 from bitgate.records.types import Workload
+from bitgate.sim.cli import app as sim_app
 
 
 def test_what_no_demo_wrote_is_left_alone(tmp_path):
@@ -104,4 +107,25 @@ def test_twice_in_a_row_it_tells_the_same_story(tmp_path, capsys):
     for name in ("out-1", "out"):
         report = Ledger(tmp_path / name / "ledger").verify(strict=True)
         assert report.ok, report.breaks
-        assert "experts-sorted" in (tmp_path / name / "report.html").read_text()
+        page = (tmp_path / name / "report.html").read_text()
+        assert "experts-sorted" in page
+        assert "azure-slice-standing" in page
+    assert_worth_something(second["simulations"])
+    assert_repeats(tmp_path / "out", tmp_path / "again", capsys)
+
+
+def assert_worth_something(simulations: dict) -> None:
+    both = [simulations[basis] for basis in ("replaced", "standing")]
+    assert all(found["audit"]["passed"] for found in both)
+    before, after = (Decimal(found["metrics"]["output_tokens_per_second"]) for found in both)
+    assert before < after
+
+
+def assert_repeats(out: Path, again: Path, capsys) -> None:
+    """The command that the demo names gives the same bytes once more."""
+    with pytest.raises(SystemExit) as ended:
+        sim_app(["run", *service.again(out).split(), "--out", str(again)])
+    assert ended.value.code == 0
+    capsys.readouterr()
+    for name in ("summary.json", "requests.csv", "steps.csv"):
+        assert (again / name).read_bytes() == (out / "simulation/standing" / name).read_bytes()

@@ -12,6 +12,7 @@ from pathlib import Path
 from bitgate.bench.stages import RunReport, run_candidate
 from bitgate.demo.endings import Ended, Expectation, ended
 from bitgate.demo.screen import show
+from bitgate.demo.service import simulate
 from bitgate.parity.bundle_format import DIGESTS
 from bitgate.parity.capture_checkpoint import Job, capture_tiny, tiny_prompts
 from bitgate.parity.capture_transformers import Generation
@@ -59,10 +60,13 @@ def run(out: Path, *, as_json: bool) -> int:
                 f"Free the machine and run the demo again; what was measured is in {ledger.root}"
             )
         ends += _run_all(out, ledger, tell)
+        _say("simulate a piece of an Azure trace before and after the promotions")
+        service = simulate(out, ledger)
     render(ledger, out / "report.html")
     facts = {
         "digests_sha256": digests,
         "candidates": [asdict(one) for one in ends],
+        "simulations": asdict(service),
         "ledger": str(out / "ledger"),
         "report": str(out / "report.html"),
     }
@@ -70,7 +74,7 @@ def run(out: Path, *, as_json: bool) -> int:
     if as_json:
         print(json.dumps(facts))  # noqa: T201 - JSON is the command's result
     else:
-        show(out, digests, ends)
+        show(out, digests, ends, service)
     return 0 if all(one.as_expected for one in ends) else 3
 
 
