@@ -53,6 +53,7 @@ class Meter:
         )
         self._decode_terms = [term for term in found if term.per == "decodes"]
         self._decoding: dict[int, list[_Decoding]] = {}
+        self._plain: dict[int, list[int]] = {}
         self._steps = 0
 
     def __call__(self, shape: StepShape) -> int:
@@ -61,23 +62,32 @@ class Meter:
         Raises:
             MissingPrice: a call of the step has no price.
         """
-        prefills, tokens, kv_tokens, logits = shape
+        prefills, decodes, kv_tokens, logits = shape
         self._steps += 1
-        ns = 0
-        if tokens:
-            for found in self._decoding.get(tokens) or self._start(tokens):
-                ns += found(kv_tokens)
-        for chunk in prefills:
-            tokens += chunk[0]
-            entry = self._chunks.known.get(chunk) or self._chunks.price(chunk)
+        if prefills or logits != decodes:
+            ns = self._mixed(prefills, decodes, logits)
+        else:
+            entry = self._plain.get(decodes) or self._start_plain(decodes)
             entry[1] += 1
-            ns += entry[0]
-        entry = self._tokens.known.get(tokens) or self._tokens.price(tokens)
-        entry[1] += 1
-        ns += entry[0]
-        entry = self._logits.known.get(logits) or self._logits.price(logits)
-        entry[1] += 1
-        return ns + entry[0]
+            ns = entry[0]
+        if decodes:
+            for found in self._decoding.get(decodes) or self._start(decodes):
+                ns += found(kv_tokens)
+        return ns
+
+    def _mixed(self, prefills: tuple[tuple[int, int], ...], decodes: int, logits: int) -> int:
+        """All but the decodes' attention, of any step."""
+        tokens = decodes + sum(new for new, _ in prefills)
+        ns = self._tokens.use(tokens, 1) + self._logits.use(logits, 1)
+        for chunk in prefills:
+            ns += self._chunks.use(chunk, 1)
+        return ns
+
+    def _start_plain(self, decodes: int) -> list[int]:
+        """All but the attention of a step that only decodes: [price, uses]."""
+        ns = self._tokens.use(decodes, 0) + self._logits.use(decodes, 0)
+        entry = self._plain[decodes] = [ns, 0]
+        return entry
 
     def close(self, busy_ns: int, overhead_ns: int) -> dict[str, Spent]:
         """What each operator took, the most expensive first; the host's time is one more.
@@ -89,6 +99,9 @@ class Meter:
         Raises:
             BitgateError: the prices do not add up to `busy_ns`.
         """
+        for decodes, (_, uses) in self._plain.items():
+            self._tokens.use(decodes, uses)
+            self._logits.use(decodes, uses)
         for part in (self._tokens, self._logits, self._chunks):
             part.write()
         for decoding in self._decoding.values():
@@ -119,30 +132,35 @@ _SIMPLE: tuple[Per, ...] = ("tokens", "logits", "prefill")
 
 
 class _Remembered:
-    """The calls that one kind of size decides; `known` holds [price, uses] by the size."""
+    """The calls that one kind of size decides: their price and uses by the size."""
 
     def __init__(self, terms: list[Term], book: PriceBook, spent: dict[str, Spent]) -> None:
-        self.known: dict[int | tuple[int, int], list[int]] = {}
         self._terms, self._book, self._spent = terms, book, spent
+        self._known: dict[int | tuple[int, int], list[int]] = {}
         self._parts: dict[int | tuple[int, int], list[tuple[Term, Price]]] = {}
 
-    def price(self, size: int | tuple[int, int]) -> list[int]:
-        """Price a size, and remember it; without tokens nothing is called."""
-        if len(self.known) == _REMEMBERED:
+    def use(self, size: int | tuple[int, int], uses: int) -> int:
+        """Count uses of a size; returns the price of one."""
+        entry = self._known.get(size) or self._price(size)
+        entry[1] += uses
+        return entry[0]
+
+    def _price(self, size: int | tuple[int, int]) -> list[int]:
+        if len(self._known) == _REMEMBERED:
             self.write()
         sizes = (size,) if isinstance(size, int) else size
-        terms = self._terms if sizes[0] else []
+        terms = self._terms if sizes[0] else []  # nothing is called for no token
         parts = [(term, self._book.price(term.at(*sizes))) for term in terms]
         self._parts[size] = parts
-        entry = self.known[size] = [sum(term.count * price.ns for term, price in parts), 0]
+        entry = self._known[size] = [sum(term.count * price.ns for term, price in parts), 0]
         return entry
 
     def write(self) -> None:
         """Enter the uses into the books, and forget the prices."""
-        for size, (_, uses) in self.known.items():
+        for size, (_, uses) in self._known.items():
             for term, price in self._parts[size]:
                 self._spent[term.op].add(uses * term.count, price)
-        self.known.clear()
+        self._known.clear()
         self._parts.clear()
 
 
