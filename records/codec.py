@@ -8,8 +8,8 @@ Format history
     1   the first format: rows `lane`, `record` and `decision`
     2   rows `simulation`
 
-A later format adds its line here, raises SCHEMA, and appends one step to UPGRADES that lifts the
-plain JSON of a row from the format before it; rows keep the bytes with which they were written.
+A later format adds its line here, raises SCHEMA, and appends to UPGRADES what lifts the plain JSON
+of each changed kind of row from the format before; rows keep the bytes that they were written with.
 """
 
 import hashlib
@@ -30,7 +30,8 @@ SCHEMA: int = 2
 
 T = TypeVar("T", bound=Value)
 Plain = dict[str, Any]
-Upgrade = Callable[[str, Plain], Plain]
+# What lifts the plain JSON of a row by one format, for each kind of row that has changed.
+Upgrade = dict[str, Callable[[Plain], Plain]]
 
 _LARGEST_INTEGER = 2**53 - 1
 # With every digit as 0 and whatever a number can follow as a colon, a number that may be too large
@@ -43,15 +44,12 @@ class FormatError(UsageError):
     """JSON that is not a value of the expected kind; the message names the place and the cure."""
 
 
-def _simulations(kind: str, plain: Plain) -> Plain:
-    """Format 2 added a kind of row; the others stayed as they were."""
-    if kind == "simulation":
-        raise FormatError("Simulation: format 1 has no such row; the line was edited")
-    return plain
+def _not_in_format_1(plain: Plain) -> Plain:  # noqa: ARG001 - a row of this kind is none
+    raise FormatError("Simulation: format 1 has no such row; the line was edited")
 
 
-# UPGRADES[i] lifts a row of the named kind from format i + 1 to format i + 2.
-UPGRADES: tuple[Upgrade, ...] = (_simulations,)
+# UPGRADES[i] leads from format i + 1 to format i + 2.
+UPGRADES: tuple[Upgrade, ...] = ({"simulation": _not_in_format_1},)
 
 
 def canonical(value: Value) -> bytes:
@@ -92,12 +90,14 @@ def decode(
             f"{kind.__name__}: written in format {schema}; this version reads 1 to {newest}. "
             "Use the version of bitgate that wrote it, or a newer one"
         )
+    name = kind.__name__.lower()
+    steps = [upgrade[name] for upgrade in upgrades[schema - 1 :] if name in upgrade]
     lifted = data
     try:
-        if schema < newest:
+        if steps:
             plain = from_json(data)
-            for step in upgrades[schema - 1 :]:
-                plain = step(kind.__name__.lower(), plain)
+            for step in steps:
+                plain = step(plain)
             lifted = to_json(plain)
         value = adapter.validate_json(lifted)
         _refuse_ambiguous(data)

@@ -12,7 +12,6 @@ from typing import Literal
 
 from bitgate.records.chain import HEAD, Head, Stored, genesis, read_head, segments
 from bitgate.records.codec import FormatError
-from bitgate.records.proof import Evidence
 from bitgate.records.rows import Decision, Record, Simulation
 
 BreakKind = Literal[
@@ -64,7 +63,7 @@ def judged(record: Record) -> Judged:
 class Facts:
     """What a line says of itself; None where it cannot be read. `fault` is a decoding trouble.
 
-    `id` is the row's, `evidence` what it names, and `said` what other rows have to do with.
+    `id` is the row's, and `said` what other rows have to do with.
     """
 
     file: Path
@@ -74,7 +73,6 @@ class Facts:
     prev: str | None
     writer: str | None
     fault: str | None
-    evidence: tuple[Evidence, ...] = ()
     id: str = ""
     said: Judged | Decision | Simulation | None = None
 

@@ -201,19 +201,23 @@ class GateResult(Value):
     evidence: Evidence | None = None
 
     def __post_init__(self) -> None:
-        where = f"GateResult {self.gate}"
-        require(bool(self.reason), f"{where}: every outcome gives a reason")
-        if self.outcome == "pass":
-            require(
-                0 < self.compared == self.expected,
-                f"{where}: a pass compares all it expected, got {self.compared} of {self.expected}",
-            )
-            require(self.evidence is not None, f"{where}: a pass without evidence")
-            require(self.mismatch is None and self.culprit is None, f"{where}: pass with mismatch")
-            require(
-                self.finding is None or self.finding in PASSING_VERDICTS,
-                f"{where}: a pass that finds {self.finding}",
-            )
+        # A row holds a dozen of these: only a fault is put into words.
+        fault = self._unproven() if self.outcome == "pass" else None
+        if not self.reason:
+            fault = "every outcome gives a reason"
+        if fault is not None:
+            raise InvariantError(f"GateResult {self.gate}: {fault}")
+
+    def _unproven(self) -> str | None:
+        if not 0 < self.compared == self.expected:
+            return f"a pass compares all it expected, got {self.compared} of {self.expected}"
+        if self.evidence is None:
+            return "a pass without evidence"
+        if self.mismatch is not None or self.culprit is not None:
+            return "pass with mismatch"
+        if self.finding is not None and self.finding not in PASSING_VERDICTS:
+            return f"a pass that finds {self.finding}"
+        return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -231,7 +235,8 @@ class Verdict(Value):
         require(len(set(names)) == len(names), f"Verdict: a gate answers once, got {names}")
         require(bool(self.required), "Verdict: no gate is required; that would pass by absence")
         if self.kind in PASSING_VERDICTS:
-            lacking = [gate for gate in self.required if not self.gate_passed(gate)]
+            passed = {result.gate for result in self.results if result.outcome == "pass"}
+            lacking = [gate for gate in self.required if gate not in passed]
             require(
                 not lacking, f"Verdict {self.kind}: these required gates did not pass: {lacking}"
             )

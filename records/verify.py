@@ -68,10 +68,14 @@ class VerifyReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Walk:
-    """The lines of one chain as they were read, a torn last piece, and why reading ended early."""
+    """The lines of one chain as they were read, a torn last piece, and why reading ended early.
+
+    `objects` holds each piece of evidence that the rows name, with the first line that names it.
+    """
 
     directory: Path
     lines: list[Facts]
+    objects: dict[Evidence, Facts]
     torn: Stored | None
     unreadable: OSError | None
 
@@ -79,6 +83,7 @@ class Walk:
 def walk(directory: Path, *, strict: bool = False) -> Walk:
     """Read every line of a chain; `strict` also asks for canonical form."""
     lines: list[Facts] = []
+    objects: dict[Evidence, Facts] = {}
     torn: Stored | None = None
     unreadable: OSError | None = None
     try:
@@ -87,10 +92,13 @@ def walk(directory: Path, *, strict: bool = False) -> Walk:
             if not stored.terminated and [stored.file] == last:
                 torn = stored
             else:
-                lines.append(_look(stored, strict=strict))
+                line, named = _look(stored, strict=strict)
+                lines.append(line)
+                for evidence in named:
+                    objects.setdefault(evidence, line)
     except OSError as error:
         unreadable = error
-    return Walk(directory=directory, lines=lines, torn=torn, unreadable=unreadable)
+    return Walk(directory=directory, lines=lines, objects=objects, torn=torn, unreadable=unreadable)
 
 
 def chain_report(walked: Walk, get: Callable[[str], bytes] | None = None) -> ChainReport:
@@ -104,7 +112,7 @@ def chain_report(walked: Walk, get: Callable[[str], bytes] | None = None) -> Cha
     if broken is None and unreadable is not None:
         broken = _unreadable(directory, len(lines), unreadable)
     if broken is None and get is not None:
-        broken = _first_bad_object(lines, get)
+        broken = _first_bad_object(walked.objects, get)
     return ChainReport(
         writer=directory.name,
         rows=len(lines),
@@ -125,8 +133,8 @@ def _unreadable(directory: Path, rows: int, error: OSError) -> Break:
     )
 
 
-def _look(stored: Stored, *, strict: bool) -> Facts:
-    """Read a line as far as it can be read."""
+def _look(stored: Stored, *, strict: bool) -> tuple[Facts, tuple[Evidence, ...]]:
+    """What a line says as far as it can be read, and the evidence that it names."""
     file, number = stored.file, stored.line
     unended = None if stored.terminated else "its end of line is missing"
     try:
@@ -134,14 +142,13 @@ def _look(stored: Stored, *, strict: bool) -> Facts:
     except FormatError as error:
         seq, prev, writer = _claims(stored.data)
         sha256 = hashlib.sha256(stored.data).hexdigest()
-        return Facts(
-            file, number, sha256, None if unended else seq, prev, writer, unended or str(error)
-        )
+        claimed = None if unended else seq
+        return Facts(file, number, sha256, claimed, prev, writer, unended or str(error)), ()
     fault = unended
     if fault is None and strict and not is_canonical(stored.data, entry):
         fault = "it is not in canonical form (RFC 8785)"
     seq, row = None if unended else entry.seq, entry.body
-    return Facts(
+    line = Facts(
         file,
         number,
         entry.sha256,
@@ -149,10 +156,10 @@ def _look(stored: Stored, *, strict: bool) -> Facts:
         entry.prev,
         entry.writer,
         fault,
-        evidence=_evidence(row),
         id=entry.id,
         said=judged(row) if isinstance(row, Record) else None if isinstance(row, Lane) else row,
     )
+    return line, _evidence(row)
 
 
 def _claims(line: bytes) -> tuple[int | None, str | None, str | None]:
@@ -174,27 +181,23 @@ def _evidence(row: Row) -> tuple[Evidence, ...]:
     return tuple(evidence for evidence in found if evidence is not None)
 
 
-def _first_bad_object(lines: list[Facts], get: Callable[[str], bytes]) -> Break | None:
-    sizes: dict[str, int] = {}  # many rows name the same evidence; it is read once
-    for line in lines:
-        for evidence in line.evidence:
-            try:
-                if evidence.sha256 not in sizes:
-                    sizes[evidence.sha256] = len(get(evidence.sha256))
-            except (ObjectError, OSError) as error:
-                problem = str(error)
-            else:
-                size = sizes[evidence.sha256]
-                if size == evidence.size_bytes:
-                    continue
-                problem = f"expected {evidence.size_bytes} bytes, got {size}"
-            return Break(
-                kind="object",
-                file=str(line.file),
-                line=line.number,
-                seq=line.seq,
-                message=f"row {line.seq} names evidence {evidence.sha256}: {problem}",
-            )
+def _first_bad_object(objects: dict[Evidence, Facts], get: Callable[[str], bytes]) -> Break | None:
+    for evidence, line in objects.items():
+        try:
+            size = len(get(evidence.sha256))
+        except (ObjectError, OSError) as error:
+            problem = str(error)
+        else:
+            if size == evidence.size_bytes:
+                continue
+            problem = f"expected {evidence.size_bytes} bytes, got {size}"
+        return Break(
+            kind="object",
+            file=str(line.file),
+            line=line.number,
+            seq=line.seq,
+            message=f"row {line.seq} names evidence {evidence.sha256}: {problem}",
+        )
     return None
 
 

@@ -113,18 +113,19 @@ def test_older_formats_are_lifted_step_by_step(make):
     old = json.loads(canonical(lane))
     old["goal"] = old.pop("target")
 
-    def rename(kind, plain):
-        if kind == "lane":
-            plain["target"] = plain.pop("goal")
+    def rename(plain):
+        plain["aim"] = plain.pop("goal")
         return plain
 
-    def nothing(kind, plain):
+    def rename_again(plain):
+        plain["target"] = plain.pop("aim")
         return plain
 
+    upgrades = ({"lane": rename}, {"record": rename_again}, {"lane": rename_again})
     data = json.dumps(old).encode()
-    assert decode(Lane, data, schema=1, upgrades=(rename, nothing)) == lane
+    assert decode(Lane, data, schema=1, upgrades=upgrades) == lane
     with pytest.raises(FormatError, match="goal"):
-        decode(Lane, data, schema=2, upgrades=(rename, nothing))
+        decode(Lane, data, schema=4, upgrades=upgrades)
 
 
 @pytest.mark.parametrize("schema", [0, SCHEMA + 1, 99])
