@@ -16,6 +16,7 @@ price: a call that none of these covers raises MissingPrice.
 
 from collections.abc import Callable, Iterable, Mapping
 from fractions import Fraction
+from math import floor
 from typing import Literal, NamedTuple
 
 from bitgate.records.errors import UsageError
@@ -169,11 +170,11 @@ def workload_at(key: Key, sizes: tuple[int, ...]) -> Workload:
 
 def _extrapolated(key: Key, sizes: tuple[int, ...], near: Nearest) -> Quote:
     """The nearest place's time, times the larger growth of bytes and operations from there."""
-    ns, from_there = near.value.ns, workload_at(key, near.sizes)
+    ns = near.value.ns
     lines = [(0, ns.numerator, ns.denominator)]
     span = (sizes[-1], near.high)
     for count in (bytes_of, flops_of):
-        there = count(from_there)
+        there = _at_fraction(count, key, near.sizes)
         if there:
             rise, base = _growth(count, key, sizes, span)
             scale = ns / there
@@ -204,6 +205,18 @@ def _growth(
         return 0, here
     rise = count(workload_at(key, (*sizes[:-1], sizes[-1] + 1))) - here
     return rise, here - rise * sizes[-1]
+
+
+def _at_fraction(
+    count: Callable[[Workload], int], key: Key, sizes: tuple[int | Fraction, ...]
+) -> Fraction:
+    """Bytes or operations at a last size that may lie between two whole ones."""
+    *first, last = sizes
+    below = floor(last)
+    low = count(workload_at(key, (*map(int, first), below)))
+    if below == last:
+        return Fraction(low)
+    return Fraction(low) + (last - below) * (count(workload_at(key, (*map(int, first), below + 1))) - low)
 
 
 def _highest(

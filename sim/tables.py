@@ -39,9 +39,12 @@ class Value(NamedTuple):
 
 
 class Nearest(NamedTuple):
-    """A place at the edge of a table; it serves every last size up to `high`."""
+    """A place at the edge of a table; it serves every last size up to `high`.
 
-    sizes: tuple[int, ...]
+    The last of its sizes is a fraction where rows are compared by the mean.
+    """
+
+    sizes: tuple[int | Fraction, ...]
     value: Value
     high: int
 
@@ -107,8 +110,7 @@ class Table:
         for x in (where, *reversed(below), *above):
             value = self._value(first, x, (x, x))
             if value is not None:
-                last = ceil(x * first) if self._summed else ceil(x)
-                place = (last,) if len(sizes) == 1 else (first, last)
+                place = (x,) if len(sizes) == 1 else (first, x * first if self._summed else x)
                 wide = self._summed and first == wanted and not above
                 return Nearest(place, value, END if wide else sizes[-1])
         raise AssertionError("a row covers its own points")
