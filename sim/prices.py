@@ -216,7 +216,9 @@ def _at_fraction(
     low = count(workload_at(key, (*map(int, first), below)))
     if below == last:
         return Fraction(low)
-    return Fraction(low) + (last - below) * (count(workload_at(key, (*map(int, first), below + 1))) - low)
+    return Fraction(low) + (last - below) * (
+        count(workload_at(key, (*map(int, first), below + 1))) - low
+    )
 
 
 def _highest(

@@ -113,7 +113,10 @@ def engine_settings(texts: Iterable[str]) -> dict[str, Any]:
     Raises:
         UsageError: no such setting, or a value of another type.
     """
-    known = {field.name: str(field.type) for field in fields(EngineConfig)}
+    known = {
+        field.name: getattr(field.type, "__name__", str(field.type))
+        for field in fields(EngineConfig)
+    }
     found: dict[str, Any] = {}
     for text in texts:
         name, _, value = text.partition("=")
