@@ -51,6 +51,7 @@ def resolve(file: CandidateFile, ledger: Ledger) -> Job:
     """
     kernel = gates.kernel_of(file.candidate)
     points = gates.workloads(file.workloads, kernel)
+    gates.require_extents(gates.constants(kernel, file.candidate.config), points)
     mine = gates.identify(file.candidate)
     rivals = baselines(file, ledger, mine, points)
     return Job(

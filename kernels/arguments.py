@@ -84,6 +84,8 @@ def _check_kind(op: str, spec: TensorSpec, tensor: torch.Tensor) -> None:
 
 def _expected(axis: str, extent: int, axes: dict[str, int]) -> int:
     """What an axis must be; one unknown name in it is learned from the extent that came."""
+    if axis in axes:
+        return axes[axis]
     factors = axis.split("*")
     numbers = [int(one) if one.isdigit() else axes[one] for one in factors if _known(one, axes)]
     unknown = [one for one in factors if not _known(one, axes)]

@@ -11,8 +11,11 @@ from bitgate.kernels.mhc.post import MHC_POST
 from bitgate.kernels.mhc.post_pre import MHC_POST_PRE
 from bitgate.kernels.mhc.pre import MHC_PRE
 from bitgate.kernels.moe import MOE_BF16_1, MOE_EXPERTS, MOE_TORCH_1
+from bitgate.kernels.moe.act import MOE_ACT
 from bitgate.kernels.moe.align import MOE_ALIGN
+from bitgate.kernels.moe.combine import MOE_COMBINE
 from bitgate.kernels.moe.gemm import MOE_GEMM
+from bitgate.kernels.moe.route import MOE_ROUTE
 from bitgate.kernels.spec import Contract, Implementation, Kernel
 from bitgate.records.errors import UsageError
 
@@ -22,8 +25,11 @@ KERNELS: tuple[Kernel, ...] = (
     MHC_PRE,
     MHC_POST,
     MHC_POST_PRE,
+    MOE_ROUTE,
     MOE_ALIGN,
     MOE_GEMM,
+    MOE_ACT,
+    MOE_COMBINE,
     MOE_EXPERTS,
 )
 CONTRACTS: tuple[Contract, ...] = (MHC_C1, MHC_TORCH_1, MOE_BF16_1, MOE_TORCH_1)

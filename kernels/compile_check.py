@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from bitgate.kernels.compile_specs import SPECS, CompileSpec
 from bitgate.records.errors import EnvironmentUnfit, UsageError
 from bitgate.records.provenance import process_environment
 from bitgate.records.types import GateOutcome
@@ -29,23 +30,6 @@ Counts = Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CompileSpec:
-    """One kernel at one point: `target` is module:function, below `root` where that is given.
-
-    `arguments` are (name, type) with Triton's type names; `:16` says that a pointer or an integer
-    is a multiple of 16, as launches find it. `constants` are the compile-time arguments.
-    """
-
-    name: str
-    target: str
-    arguments: tuple[tuple[str, str], ...]
-    constants: tuple[tuple[str, int], ...] = ()
-    num_warps: int = 4
-    canonical: bool = True
-    root: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SignatureResult:
     """One kernel's answer; `differences` lists what changed against the committed signature."""
 
@@ -55,75 +39,6 @@ class SignatureResult:
     reason: str
     signature: tuple[tuple[str, int], ...] = ()
     differences: tuple[str, ...] = ()
-
-
-def _pointers(names: str, kind: str) -> tuple[tuple[str, str], ...]:
-    """Aligned pointers to elements of one kind; `names` are parted by spaces."""
-    return tuple((name, f"*{kind}:16") for name in names.split())
-
-
-_MHC = "bitgate.kernels.mhc"
-
-SPECS: tuple[CompileSpec, ...] = (
-    CompileSpec(
-        name="mhc_dot_sq",
-        target=f"{_MHC}.pre_triton:dot_sq_kernel",
-        arguments=(
-            *_pointers("residual", "i16"),
-            *_pointers("fn dot sq", "fp32"),
-            ("size", "i32:16"),
-        ),
-    ),
-    CompileSpec(
-        name="mhc_finish",
-        target=f"{_MHC}.pre_triton:finish_kernel",
-        arguments=(
-            *_pointers("dot sq scale base pre post comb", "fp32"),
-            ("tokens", "i32"),
-            ("size", "fp32"),
-            ("rms_eps", "fp32"),
-            ("pre_eps", "fp32"),
-            ("sink_eps", "fp32"),
-            ("post_mult", "fp32"),
-            ("sinkhorn_iters", "i32"),
-            ("zero", "i32"),
-        ),
-        constants=(("BLOCK", 128),),
-    ),
-    CompileSpec(
-        name="mhc_apply_pre",
-        target=f"{_MHC}.pre_triton:apply_pre_kernel",
-        arguments=(
-            *_pointers("residual", "i16"),
-            *_pointers("pre", "fp32"),
-            *_pointers("layer_input", "i16"),
-            ("hidden", "i32:16"),
-        ),
-        constants=(("BLOCK", 1024),),
-    ),
-    CompileSpec(
-        name="mhc_post",
-        target=f"{_MHC}.post_triton:post_kernel",
-        arguments=(
-            *_pointers("x residual", "i16"),
-            *_pointers("post comb", "fp32"),
-            *_pointers("residual_out", "i16"),
-            ("hidden", "i32:16"),
-        ),
-        constants=(("BLOCK", 1024),),
-    ),
-    CompileSpec(
-        name="mhc_post_dot",
-        target=f"{_MHC}.post_pre_triton:post_dot_kernel",
-        arguments=(
-            *_pointers("x residual", "i16"),
-            *_pointers("post comb fn", "fp32"),
-            *_pointers("residual_out", "i16"),
-            *_pointers("dot sq", "fp32"),
-            ("hidden", "i32:16"),
-        ),
-    ),
-)
 
 
 @dataclass(frozen=True, slots=True)

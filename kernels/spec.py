@@ -13,7 +13,8 @@ import torch
 from bitgate.records.types import Role, Tier, Workload
 
 Tensors = dict[str, torch.Tensor]
-Constants = Mapping[str, float | int]
+Constant = float | int | str
+Constants = Mapping[str, Constant]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +78,7 @@ class Kernel:
     op: str
     summary: str
     tensors: tuple[TensorSpec, ...]
-    constants: tuple[tuple[str, float | int], ...]
+    constants: tuple[tuple[str, Constant], ...]
     make_inputs: Callable[[Workload, int], Tensors]
     integer_cases: Callable[[], tuple[IntegerCase, ...]]
     implementations: tuple[Implementation, ...]

@@ -65,7 +65,7 @@ class Frame:
     boundary: Boundary
     op: str | None
     contract: str | None
-    constants: dict[str, float | int]
+    constants: dict[str, float | int | str]
     tensors: tuple[TensorMeta, ...]
     closed: bool
     mutated: tuple[str, ...]

@@ -11,6 +11,7 @@ Format history
     1   the first format
 """
 
+from ast import literal_eval
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -206,14 +207,23 @@ def storage_key(storage: int) -> str:
     return f"s{storage:08d}"
 
 
-def constant_pairs(constants: Mapping[str, float | int]) -> Pairs:
-    """Numbers as text that reads back to the same int or float."""
+def constant_pairs(constants: Mapping[str, float | int | str]) -> Pairs:
+    """Constants as text that reads back to the same int, float or quoted text."""
     return tuple((name, repr(value)) for name, value in sorted(constants.items()))
 
 
-def constant_values(pairs: Pairs) -> dict[str, float | int]:
-    """The numbers that `constant_pairs` wrote."""
-    return {name: int(text) if text.lstrip("-").isdigit() else float(text) for name, text in pairs}
+def constant_values(pairs: Pairs) -> dict[str, float | int | str]:
+    """What `constant_pairs` wrote. Raises ValueError where it is none of these."""
+    return {name: _constant(text) for name, text in pairs}
+
+
+def _constant(text: str) -> float | int | str:
+    if text[:1] in {"'", '"'}:
+        try:
+            return str(literal_eval(text))
+        except SyntaxError as error:
+            raise ValueError(f"expected quoted text, got {text}: {error.msg}") from None
+    return int(text) if text.lstrip("-").isdigit() else float(text)
 
 
 def read_value(path: Path, kind: type[T]) -> T:

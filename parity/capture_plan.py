@@ -17,7 +17,7 @@ class Declared:
     calls: int = 1
     op: str | None = None
     contract: str | None = None
-    constants: Mapping[str, float | int] = field(default_factory=dict)
+    constants: Mapping[str, float | int | str] = field(default_factory=dict)
     closed: bool = False
     source: str = "tap()"
 

@@ -73,7 +73,7 @@ class Instance:
 
         Args:
             inputs: contiguous CPU tensors by name; they are copied and never handed out.
-            constants: numbers by name.
+            constants: numbers and texts by name.
             placement: whether the buffers of the previous call are used again.
             poison: byte pattern, 0 to 255, with which free memory of the outputs' sizes is filled
                 before the call, so that an output that is not written does not look right.

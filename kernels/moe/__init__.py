@@ -5,6 +5,9 @@
 - `experts_data`, `experts_fixtures`: inputs made from integers; fixtures that are exact in any
   order.
 - `experts_oracle`: float64 values with an error bound.
+- `route`, `act`, `combine`: stages of `moe-bf16/1` with the same bits on every device. Each has its
+  definition there, its inputs and fixtures in `*_data`, the truth in torch and a float64 value with
+  an error bound in `*_reference`, and its Triton kernel in `*_triton`.
 """
 
 from bitgate.kernels.moe.contract import MOE_BF16_1, MOE_TORCH_1

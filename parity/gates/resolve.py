@@ -6,7 +6,7 @@ from pathlib import Path
 
 from bitgate.kernels import catalogue
 from bitgate.kernels.devices import device
-from bitgate.kernels.spec import Implementation, Kernel
+from bitgate.kernels.spec import Constant, Constants, Implementation, Kernel
 from bitgate.parity.bundle import Bundle
 from bitgate.parity.gates.base import Budget, Subject
 from bitgate.records import provenance
@@ -47,10 +47,12 @@ def resolve(file: CandidateFile) -> Task:
         BundleError: the bundle does not verify.
     """
     kernel = kernel_of(file.candidate)
+    points = workloads(file.workloads, kernel)
+    require_extents(constants(kernel, file.candidate.config), points)
     baseline = identify(file.baseline) if isinstance(file.baseline, Side) else None
     return Task(
         subject=subject(kernel, identify(file.candidate), baseline),
-        workloads=workloads(file.workloads, kernel),
+        workloads=points,
         bundle=bundle(file.workloads),
         budget=budget(file.gates),
     )
@@ -143,7 +145,7 @@ def workloads(settings: Workloads, kernel: Kernel) -> tuple[Workload, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def constants(kernel: Kernel, config: Pairs) -> dict[str, float | int]:
+def constants(kernel: Kernel, config: Pairs) -> dict[str, Constant]:
     """The operator's constants, with those that the candidate's config changes.
 
     Raises:
@@ -164,6 +166,17 @@ def constants(kernel: Kernel, config: Pairs) -> dict[str, float | int]:
                 f"[candidate] config: {name} is of type {kind.__name__}, got {text!r}"
             ) from None
     return known
+
+
+def require_extents(given: Constants, points: tuple[Workload, ...]) -> None:
+    """Raise UsageError unless constants that are an axis of the workloads have its extent."""
+    for point in points:
+        for axis, extent in point.axes:
+            if given.get(axis, extent) != extent:
+                raise UsageError(
+                    f"{point.key}: expected the constant {axis} to be the axis's {extent}, got "
+                    f"{given[axis]}; change [candidate] config, or the shapes of [workloads]"
+                )
 
 
 def bundle(settings: Workloads) -> Bundle | None:

@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 from bitgate.bench import cli
 from bitgate.bench.comparable import comparability
+from bitgate.bench.resolve import resolve
 from bitgate.kernels import catalogue
 from bitgate.records.candidate_file import load_candidate_file
 from bitgate.records.clock import utc_now
@@ -64,6 +65,15 @@ def test_a_new_candidate_file_is_for_the_operator_and_loads(call, tmp_path):
     assert (experts.contract, experts.tier) == ("moe-torch/1", "native")
     assert "exists" in call("new", "--op", "mhc_pre", "--out", out, code=None)
     assert "mhc_pre" in call("new", "--op", "nothing", "--out", tmp_path / "x", code=None)
+
+
+def test_a_constant_that_is_an_axis_must_have_its_extent(call, tmp_path, ledger):
+    path = tmp_path / "route.toml"
+    call("new", "--op", "moe_route", "--out", path)
+    (tmp_path / "my_kernel.py").write_text("def run(): ...")
+    path.write_text(path.read_text() + "\n[candidate.config]\ntop_k = 3\n")
+    with pytest.raises(UsageError, match=r"the constant top_k to be the axis's 4, got 3"):
+        resolve(load_candidate_file(path), ledger)
 
 
 def test_a_plan_says_what_is_missing_and_runs_nothing(call, write, ledger, settings):

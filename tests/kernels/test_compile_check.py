@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from bitgate.kernels import compile_check, mhc
-from bitgate.kernels.compile_check import SPECS, CompileSpec, SignatureResult, Signatures
+from bitgate.kernels import compile_check, mhc, moe
+from bitgate.kernels.compile_check import SignatureResult, Signatures
+from bitgate.kernels.compile_specs import SPECS, CompileSpec
 from bitgate.records.errors import EnvironmentUnfit, UsageError
 
 HERE = str(Path(__file__).parent)
@@ -154,7 +155,12 @@ def test_a_kernel_that_nobody_compiles_any_more_fails(
 
 def test_every_launched_kernel_is_compiled() -> None:
     launched = set()
-    for module in pkgutil.iter_modules(mhc.__path__, f"{mhc.__name__}."):
+    modules = [
+        module
+        for package in (mhc, moe)
+        for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}.")
+    ]
+    for module in modules:
         names = vars(importlib.import_module(module.name)).items()
         launched |= {
             f"{module.name}:{name}"

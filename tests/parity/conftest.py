@@ -49,7 +49,12 @@ def write_toy(
         boundaries=(
             Declared(name="scale", layer=0, op="toy", contract="toy/1", closed=True),
             Declared(name="attend", layer=0, closed=False),
-            Declared(name="scale", layer=1, constants={"eps": 1e-6, "n": 4}, closed=True),
+            Declared(
+                name="scale",
+                layer=1,
+                constants={"eps": 1e-6, "n": 4, "score": "top-k"},
+                closed=True,
+            ),
         ),
         origin=origin(weights),
         keep_steps=keep_steps,

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from bitgate.parity.bundle import Bundle, BundleWriter, Step
+from bitgate.parity.bundle_format import constant_pairs, constant_values
 from bitgate.parity.capture import CaptureIncomplete, Declared, Origin, Plan, capture, tap
 from bitgate.parity.digests import digest
 from bitgate.records.errors import EnvironmentUnfit, UsageError
@@ -30,7 +31,7 @@ def test_a_bundle_gives_back_what_was_captured(toy: Toy, tmp_path: Path) -> None
     ]
     first = frames[0]
     assert (first.op, first.contract, first.closed) == ("toy", "toy/1", True)
-    assert frames[2].constants == {"eps": 1e-6, "n": 4}
+    assert frames[2].constants == {"eps": 1e-6, "n": 4, "score": "top-k"}
     x = torch.arange(1, 9).float().reshape(2, 4)
     assert torch.equal(first.inputs()["x"], x)
     assert torch.equal(first.outputs()["y"], x.bfloat16() * 3)
@@ -38,6 +39,14 @@ def test_a_bundle_gives_back_what_was_captured(toy: Toy, tmp_path: Path) -> None
     assert first.finite == {"x": 8, "y": 8, "half": 4}
     with pytest.raises(UsageError, match=r"no tensor 'z'; it has \['x', 'y', 'half'\]"):
         first.load("z")
+
+
+def test_constants_read_back_as_they_were_written() -> None:
+    constants = {"a": -3, "b": 1e-6, "c": float("inf"), "d": "it's 4", "e": "7", "f": ""}
+    assert constant_values(constant_pairs(constants)) == constants
+    for damaged in ("", "four", "'four", "'a' + 'b'"):
+        with pytest.raises(ValueError, match=r"four|convert|malformed"):
+            constant_values((("n", damaged),))
 
 
 def test_equal_captures_are_equal_bundles(toy: Toy, tmp_path: Path) -> None:

@@ -6,7 +6,9 @@ from typer.testing import CliRunner
 
 from bitgate.parity import gates
 from bitgate.parity.bounds import needed
+from bitgate.parity.gates.resolve import resolve
 from bitgate.parity.gates_cli import app
+from bitgate.records.candidate_file import load_candidate_file
 from bitgate.records.errors import UsageError
 
 RIGHT = """
@@ -117,6 +119,18 @@ def test_the_exit_code_tells_exact_from_inconclusive(
     verdict = bench.run()
     monkeypatch.setattr(gates, "run", lambda *_, **__: verdict)
     assert invoke("run", candidate_file()).exit_code == code
+
+
+def test_a_constant_that_is_an_axis_must_have_its_extent(invoke, candidate_file):
+    path = candidate_file()
+    text = path.read_text().replace("moe_experts", "moe_route").replace("moe-torch/1", "moe-bf16/1")
+    text = text.replace("hidden = 32, intermediate = 16, ", "").replace("bfloat16", "float32")
+    path.write_text(text + '[candidate.config]\ntop_k = 3\nscore = "sigmoid"\n')
+    with pytest.raises(UsageError, match=r"the constant top_k to be the axis's 2, got 3"):
+        invoke("run", path, fails=UsageError)
+    path.write_text(path.read_text().replace("top_k = 3", "top_k = 2"))
+    task = resolve(load_candidate_file(path))
+    assert (task.subject.constants["top_k"], task.subject.constants["score"]) == (2, "sigmoid")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,192 @@
+"""Which Triton kernels are compiled for the compile check, and at which point; add yours here."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompileSpec:
+    """One kernel at one point: `target` is module:function, below `root` where that is given.
+
+    `arguments` are (name, type) with Triton's type names; `:16` says that a pointer or an integer
+    is a multiple of 16, as launches find it. `constants` are the compile-time arguments.
+    """
+
+    name: str
+    target: str
+    arguments: tuple[tuple[str, str], ...]
+    constants: tuple[tuple[str, int], ...] = ()
+    num_warps: int = 4
+    canonical: bool = True
+    root: str | None = None
+
+
+def _pointers(names: str, kind: str) -> tuple[tuple[str, str], ...]:
+    """Aligned pointers to elements of one kind; `names` are parted by spaces."""
+    return tuple((name, f"*{kind}:16") for name in names.split())
+
+
+_MHC = "bitgate.kernels.mhc"
+_MOE = "bitgate.kernels.moe"
+
+SPECS: tuple[CompileSpec, ...] = (
+    CompileSpec(
+        name="mhc_dot_sq",
+        target=f"{_MHC}.pre_triton:dot_sq_kernel",
+        arguments=(
+            *_pointers("residual", "i16"),
+            *_pointers("fn dot sq", "fp32"),
+            ("size", "i32:16"),
+        ),
+    ),
+    CompileSpec(
+        name="mhc_finish",
+        target=f"{_MHC}.pre_triton:finish_kernel",
+        arguments=(
+            *_pointers("dot sq scale base pre post comb", "fp32"),
+            ("tokens", "i32"),
+            ("size", "fp32"),
+            ("rms_eps", "fp32"),
+            ("pre_eps", "fp32"),
+            ("sink_eps", "fp32"),
+            ("post_mult", "fp32"),
+            ("sinkhorn_iters", "i32"),
+            ("zero", "i32"),
+        ),
+        constants=(("BLOCK", 128),),
+    ),
+    CompileSpec(
+        name="mhc_apply_pre",
+        target=f"{_MHC}.pre_triton:apply_pre_kernel",
+        arguments=(
+            *_pointers("residual", "i16"),
+            *_pointers("pre", "fp32"),
+            *_pointers("layer_input", "i16"),
+            ("hidden", "i32:16"),
+        ),
+        constants=(("BLOCK", 1024),),
+    ),
+    CompileSpec(
+        name="mhc_post",
+        target=f"{_MHC}.post_triton:post_kernel",
+        arguments=(
+            *_pointers("x residual", "i16"),
+            *_pointers("post comb", "fp32"),
+            *_pointers("residual_out", "i16"),
+            ("hidden", "i32:16"),
+        ),
+        constants=(("BLOCK", 1024),),
+    ),
+    CompileSpec(
+        name="mhc_post_dot",
+        target=f"{_MHC}.post_pre_triton:post_dot_kernel",
+        arguments=(
+            *_pointers("x residual", "i16"),
+            *_pointers("post comb fn", "fp32"),
+            *_pointers("residual_out", "i16"),
+            *_pointers("dot sq", "fp32"),
+            ("hidden", "i32:16"),
+        ),
+    ),
+    *(
+        CompileSpec(
+            name=f"moe_route_{score}",
+            target=f"{_MOE}.route_triton:route_kernel",
+            arguments=(
+                *_pointers("logits correction_bias topk_weights", "fp32"),
+                *_pointers("topk_ids", "i64"),
+                ("tokens", "i32"),
+                ("experts", "i32:16"),
+                ("top_k", "i32"),
+                ("renormalize", "i32"),
+                ("scale", "fp32"),
+                ("zero", "i32"),
+            ),
+            constants=(
+                ("SCORE", number),
+                ("ROWS", 4),
+                ("WIDTH", 256),
+                ("LEVELS", 8),
+                ("SLOTS", 16),
+            ),
+        )
+        for number, score in enumerate(("softmax", "sigmoid", "sqrt_softplus"))
+    ),
+    CompileSpec(
+        name="moe_align_count",
+        target=f"{_MOE}.align_triton:align_count_kernel",
+        arguments=(
+            *_pointers("ids", "i64"),
+            *_pointers("counts sorted_pairs expert_ids", "i32"),
+            ("pairs", "i32:16"),
+            ("blocks", "i32"),
+            ("experts", "i32:16"),
+        ),
+        constants=(("BLOCK_M", 64), ("ROWS", 1), ("CHUNK", 1024)),
+    ),
+    CompileSpec(
+        name="moe_align_place",
+        target=f"{_MOE}.align_triton:align_place_kernel",
+        arguments=(
+            *_pointers("ids", "i64"),
+            *_pointers("counts sorted_pairs expert_ids padded", "i32"),
+            ("pairs", "i32:16"),
+            ("experts", "i32:16"),
+        ),
+        constants=(("BLOCK_M", 64), ("EXPERTS", 256), ("ROWS", 1), ("CHUNK", 1024)),
+    ),
+    *(
+        CompileSpec(
+            name=f"moe_gemm_{block_m}",
+            target=f"{_MOE}.gemm_triton:gemm_kernel",
+            arguments=(
+                *_pointers("a w", "bf16"),
+                *_pointers("sorted_pairs expert_ids padded", "i32"),
+                *_pointers("weights", "fp32"),
+                *_pointers("out", "i16"),
+                *_pointers("acc_out", "fp32"),
+                ("pairs", "i32:16"),
+                ("experts", "i32:16"),
+                ("k", "i32:16"),
+                ("n", "i32:16"),
+                ("top_k", "i32"),
+                ("blocks", "i32"),
+            ),
+            constants=(
+                ("BLOCK_M", block_m),
+                ("BLOCK_N", 128),
+                ("BLOCK_K", 64),
+                ("GROUP_M", 8),
+                ("APPLY_WEIGHTS", 1),
+                ("STORE_ACC", 0),
+            ),
+            canonical=False,
+        )
+        # 16 rows take another matrix instruction than 64.
+        for block_m in (16, 64)
+    ),
+    CompileSpec(
+        name="moe_act",
+        target=f"{_MOE}.act_triton:act_kernel",
+        arguments=(
+            *_pointers("gate_up out", "i16"),
+            ("rows", "i32"),
+            ("intermediate", "i32:16"),
+            ("limit", "fp32"),
+            ("zero", "i32"),
+        ),
+        constants=(("ROWS", 1), ("BLOCK", 1024)),
+    ),
+    CompileSpec(
+        name="moe_combine",
+        target=f"{_MOE}.combine_triton:combine_kernel",
+        arguments=(
+            *_pointers("y", "i16"),
+            *_pointers("topk_ids", "i64"),
+            *_pointers("out", "i16"),
+            ("tokens", "i32"),
+            ("hidden", "i32:16"),
+            ("experts", "i32:16"),
+        ),
+        constants=(("TOP_K", 8), ("ROWS", 1), ("BLOCK", 1024)),
+    ),
+)
