@@ -51,10 +51,10 @@ class Meter:
             _Remembered([term for term in found if term.per == per], book, self._spent)
             for per in _SIMPLE
         )
-        self._decode_terms = [term for term in found if term.per == "decodes"]
-        self._decoding: dict[int, list[_Decoding]] = {}
-        self._plain: dict[int, list[int]] = {}
-        self._steps = 0
+        # One attention for all layers: its calls are alike, so they are one term.
+        (self._attention,) = (term for term in found if term.per == "decodes")
+        self._decoding: dict[int, _Decoding] = {}
+        self._mixed_steps = 0
 
     def __call__(self, shape: StepShape) -> int:
         """Nanoseconds that a step of this shape takes, without the host's.
@@ -63,31 +63,40 @@ class Meter:
             MissingPrice: a call of the step has no price.
         """
         prefills, decodes, kv_tokens, logits = shape
-        self._steps += 1
+        if not decodes:
+            return self._rest(prefills, 0, logits)
+        # Most steps only decode, and end here: written out, for calls would double the time.
+        found = self._decoding.get(decodes) or self._start(decodes)
+        low, high, rise, base, over, count = found.line
+        if not low <= kv_tokens <= high:
+            _, _, rise, base, over, count = found.move(kv_tokens)
+        ns, rest = divmod(rise * kv_tokens + base, over)
+        rest *= 2
+        if rest > over or (rest == over and ns % 2):
+            ns += 1
+        ns *= count
+        found.uses += 1
+        found.ns += ns
         if prefills or logits != decodes:
-            ns = self._mixed(prefills, decodes, logits)
-        else:
-            entry = self._plain.get(decodes) or self._start_plain(decodes)
-            entry[1] += 1
-            ns = entry[0]
-        if decodes:
-            for found in self._decoding.get(decodes) or self._start(decodes):
-                ns += found(kv_tokens)
-        return ns
+            return ns + self._rest(prefills, decodes, logits)
+        found.plain += 1
+        return ns + found.rest_ns
 
-    def _mixed(self, prefills: tuple[tuple[int, int], ...], decodes: int, logits: int) -> int:
-        """All but the decodes' attention, of any step."""
+    def _rest(self, prefills: tuple[tuple[int, int], ...], decodes: int, logits: int) -> int:
+        """All but the decodes' attention."""
+        self._mixed_steps += 1
         tokens = decodes + sum(new for new, _ in prefills)
         ns = self._tokens.use(tokens, 1) + self._logits.use(logits, 1)
         for chunk in prefills:
             ns += self._chunks.use(chunk, 1)
         return ns
 
-    def _start_plain(self, decodes: int) -> list[int]:
-        """All but the attention of a step that only decodes: [price, uses]."""
-        ns = self._tokens.use(decodes, 0) + self._logits.use(decodes, 0)
-        entry = self._plain[decodes] = [ns, 0]
-        return entry
+    def _start(self, decodes: int) -> "_Decoding":
+        rest_ns = self._tokens.use(decodes, 0) + self._logits.use(decodes, 0)
+        term = self._attention
+        made = _Decoding(term, decodes, rest_ns, self._book, self._spent[term.op])
+        self._decoding[decodes] = made
+        return made
 
     def close(self, busy_ns: int, overhead_ns: int) -> dict[str, Spent]:
         """What each operator took, the most expensive first; the host's time is one more.
@@ -99,33 +108,25 @@ class Meter:
         Raises:
             BitgateError: the prices do not add up to `busy_ns`.
         """
-        for decodes, (_, uses) in self._plain.items():
-            self._tokens.use(decodes, uses)
-            self._logits.use(decodes, uses)
+        steps = self._mixed_steps
+        for decodes, found in self._decoding.items():
+            steps += found.plain
+            self._tokens.use(decodes, found.plain)
+            self._logits.use(decodes, found.plain)
+            found.write()
         for part in (self._tokens, self._logits, self._chunks):
             part.write()
-        for decoding in self._decoding.values():
-            for found in decoding:
-                found.write()
         spent = {op: one for op, one in self._spent.items() if one.calls}
-        if overhead_ns and self._steps:
+        if overhead_ns and steps:
             spent[OVERHEAD] = Spent()
-            spent[OVERHEAD].add(self._steps, Price(overhead_ns, "assumed", ()))
+            spent[OVERHEAD].add(steps, Price(overhead_ns, "assumed", ()))
         total_ns = sum(one.total_ns for one in spent.values())
         if total_ns != busy_ns:
             raise BitgateError(
-                f"coverage: the prices of {self._steps} steps add up to {total_ns} ns, the engine "
+                f"coverage: the prices of {steps} steps add up to {total_ns} ns, the engine "
                 f"was busy for {busy_ns} ns; a step was priced twice, or without its meter"
             )
         return dict(sorted(spent.items(), key=lambda item: (-item[1].total_ns, item[0])))
-
-    def _start(self, decodes: int) -> list["_Decoding"]:
-        made = [
-            _Decoding(term, decodes, self._book, self._spent[term.op])
-            for term in self._decode_terms
-        ]
-        self._decoding[decodes] = made
-        return made
 
 
 _SIMPLE: tuple[Per, ...] = ("tokens", "logits", "prefill")
@@ -165,39 +166,46 @@ class _Remembered:
 
 
 class _Decoding:
-    """The calls of one operator for one number of decodes, whatever they attend to.
+    """The attention of one number of decodes, whatever they attend to, and its uses.
 
     The price is on the line of the last step as long as that holds, which is long: a step attends
-    to as many tokens more as there are decodes.
+    to as many tokens more as there are decodes. `line` is (low, high, rise, base, over, calls);
+    `rest_ns` is what a step that only decodes takes besides, `plain` counts those.
     """
 
-    __slots__ = ("_book", "_count", "_decodes", "_key", "_ns", "_quote", "_spent", "_uses")
+    __slots__ = (
+        "_book",
+        "_decodes",
+        "_key",
+        "_quote",
+        "_spent",
+        "line",
+        "ns",
+        "plain",
+        "rest_ns",
+        "uses",
+    )
 
-    def __init__(self, term: Term, decodes: int, book: PriceBook, spent: Spent) -> None:
-        self._key, self._count, self._decodes = term.key, term.count, decodes
-        self._book, self._spent = book, spent
-        self._quote = Quote(0, -1, 0, 0, 1, "exact", ())
-        self._uses = self._ns = 0
+    def __init__(
+        self, term: Term, decodes: int, rest_ns: int, book: PriceBook, spent: Spent
+    ) -> None:
+        self._key, self._decodes, self._book, self._spent = term.key, decodes, book, spent
+        self._quote: Quote | None = None
+        self.line = (0, -1, 0, 0, 1, term.count)
+        self.rest_ns = rest_ns
+        self.plain = self.uses = self.ns = 0
 
-    def __call__(self, kv_tokens: int) -> int:
-        low, high, rise, base, over, _, _ = self._quote
-        if not low <= kv_tokens <= high:
-            self.write()
-            self._quote = self._book.quote(self._key, (self._decodes, kv_tokens))
-            return self(kv_tokens)
-        ns, rest = divmod(rise * kv_tokens + base, over)
-        rest *= 2
-        if rest > over or (rest == over and ns % 2):
-            ns += 1
-        ns *= self._count
-        self._uses += 1
-        self._ns += ns
-        return ns
+    def move(self, kv_tokens: int) -> tuple[int, int, int, int, int, int]:
+        """Go to the line of another number of attended tokens."""
+        self.write()
+        quote = self._quote = self._book.quote(self._key, (self._decodes, kv_tokens))
+        self.line = (quote.low, quote.high, quote.rise, quote.base, quote.over, self.line[-1])
+        return self.line
 
     def write(self) -> None:
-        """Enter the uses into the books."""
-        if self._uses:
-            self._spent.calls += self._uses * self._count
-            self._spent.ns[self._quote.how] += self._ns
+        """Enter the uses of this line into the books."""
+        if self._quote is not None:
+            self._spent.calls += self.uses * self.line[-1]
+            self._spent.ns[self._quote.how] += self.ns
             self._spent.sources.update(self._quote.sources)
-            self._uses = self._ns = 0
+            self.uses = self.ns = 0

@@ -47,7 +47,7 @@ def outcome(
         _audit_line(summary["audit"]),
         *(f"note: {label}" for label in summary["labels"]),
     ):
-        screen.print(line, markup=False)
+        screen.print(line, markup=False, soft_wrap=True)
     if out is not None:
         screen.print(f"wrote {out}: {SUMMARY}, {REQUESTS}, {STEPS}", markup=False)
     if entry is not None:
