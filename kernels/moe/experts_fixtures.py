@@ -3,7 +3,8 @@
 Every gate value is 0, at least 32 or at most -128. There silu is the identity or zero without any
 rounding: exp(-32) vanishes beside 1 in float32, and exp(128) is infinite. All other numbers are
 small integers, and the sum of their magnitudes stays below what bfloat16 holds exactly, so no
-partial sum of any order rounds. The expected result is computed with 64-bit integers alone.
+partial sum of any order rounds, wherever a contract puts the routing weight and its roundings. The
+expected result is computed with 64-bit integers alone.
 """
 
 from dataclasses import dataclass

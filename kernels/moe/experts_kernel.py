@@ -1,7 +1,7 @@
 """The definition of moe_experts: tensors, constants, suites and implementations."""
 
 from bitgate.kernels.moe import experts
-from bitgate.kernels.moe.contract import MOE_TORCH_1
+from bitgate.kernels.moe.contract import MOE_BF16_1, MOE_TORCH_1
 from bitgate.kernels.moe.experts_data import make_inputs
 from bitgate.kernels.moe.experts_fixtures import integer_cases
 from bitgate.kernels.spec import Implementation, Kernel, TensorSpec
@@ -68,8 +68,26 @@ MOE_EXPERTS = Kernel(
             target="bitgate.kernels.moe.experts:experts_sorted",
             summary="pairs sorted by expert once, contiguous rows, combined in expert order",
         ),
+        Implementation(
+            name="experts_tile",
+            op="moe_experts",
+            contract=MOE_BF16_1.name,
+            tier="native",
+            devices=("cpu",),
+            target="bitgate.kernels.moe.staged_reference:experts_tile",
+            summary="the references of the five stages; the truth of the step ieee-tile",
+        ),
+        Implementation(
+            name="experts_triton",
+            op="moe_experts",
+            contract=MOE_BF16_1.name,
+            tier="native",
+            devices=("cpu", "cuda", "xpu"),
+            target="bitgate.kernels.moe.staged_triton:experts_triton",
+            summary="the Triton kernels of the stages; on a CPU through Triton's interpreter",
+        ),
     ),
-    references={MOE_TORCH_1.name: "experts_loop"},
+    references={MOE_TORCH_1.name: "experts_loop", MOE_BF16_1.name: "experts_tile"},
     suites={
         "default": (
             *_workloads(_MANY, (1, 16, 64), "random"),

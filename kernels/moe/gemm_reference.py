@@ -11,6 +11,7 @@ from torch import Tensor
 
 from bitgate.kernels.arithmetic import canonical, round_bf16
 from bitgate.kernels.moe.contract import DEFAULT_CONFIG, TileConfig
+from bitgate.kernels.moe.experts_oracle import matmul, rounded
 from bitgate.kernels.moe.gemm import GroupedMatmul
 
 Floats = npt.NDArray[np.float32]
@@ -93,3 +94,22 @@ def _product(rows: Floats, columns: Floats, config: TileConfig) -> Floats:
         b_tile[: right.shape[1], : len(right)] = right.T
         acc = a_tile @ b_tile + acc
     return acc[:, : len(columns)]
+
+
+def grouped_float64(call: GroupedMatmul) -> dict[str, tuple[Tensor, Tensor]]:
+    """Of `out` and `acc` the exact value and the largest error that the contract can make.
+
+    Both are [pairs, n] float64, whatever the order inside a sum; see `experts_oracle`.
+    """
+    pairs, _ = call.shape
+    acc, error = (torch.zeros(call.shape, dtype=torch.float64) for _ in range(2))
+    rows, block_m = call.a.double(), call.config.block_m
+    for block, expert in enumerate(call.expert_ids[: int(call.padded) // block_m].tolist()):
+        if 0 <= expert < len(call.w):
+            named = call.sorted_pairs[block * block_m : (block + 1) * block_m].long()
+            named = named[(named >= 0) & (named < pairs)]
+            mine = rows[named // call.top_k]
+            acc[named], error[named] = matmul(mine, torch.zeros_like(mine), call.w[expert].double())
+    weights = call.weights.double()[:, None] if call.apply_weights else torch.ones(())
+    out, out_error = acc * weights, error * weights.abs()
+    return {"out": (out, rounded(out, out_error)), "acc": (acc, error)}

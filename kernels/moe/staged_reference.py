@@ -1,0 +1,55 @@
+"""moe_experts under `moe-bf16/1` by the references of its stages."""
+
+from typing import Final
+
+from torch import Tensor
+
+from bitgate.kernels.moe import act_reference, align_reference, combine_reference, gemm_reference
+from bitgate.kernels.moe.arguments import check_experts, check_ids
+from bitgate.kernels.moe.contract import DEFAULT_CONFIG, TileConfig
+from bitgate.kernels.moe.staged import Stages, Tap, run
+
+TILE: Final = Stages(
+    align=align_reference.moe_align,
+    gemm=gemm_reference.grouped,
+    act=act_reference.moe_act,
+    combine=combine_reference.moe_combine,
+)
+
+
+def experts_tile(
+    *,
+    x: Tensor,
+    topk_ids: Tensor,
+    topk_weights: Tensor,
+    w_gate_up: Tensor,
+    w_down: Tensor,
+    swiglu_limit: float,
+    config: TileConfig = DEFAULT_CONFIG,
+    tap: Tap | None = None,
+) -> Tensor:
+    """The experts by the references of their stages, on the CPU: the truth of `ieee-tile`.
+
+    Args:
+        x: [tokens, hidden] bfloat16.
+        topk_ids: [tokens, top_k] int64, 0 to experts - 1; -1 and `experts` are padding, skipped.
+        topk_weights: [tokens, top_k] float32, or bfloat16, which is widened.
+        w_gate_up: [experts, 2 * intermediate, hidden] bfloat16, gate rows first.
+        w_down: [experts, hidden, intermediate] bfloat16.
+        swiglu_limit: gate is clamped above, up on both sides; inf clamps nothing.
+        config: the tiles of both matmuls; the bits depend on its block_k.
+        tap: called with the name and the tensor of each boundary.
+
+    Returns:
+        [tokens, hidden] bfloat16.
+
+    Raises:
+        TypeError: a tensor has another dtype.
+        ValueError: shapes disagree, an id is out of range, or the limit is not positive.
+        UsageError: the limit is no bfloat16.
+    """
+    check_experts(x, topk_ids, topk_weights, w_gate_up, w_down, swiglu_limit)
+    check_ids(topk_ids, w_gate_up.shape[0])
+    tensors = {"x": x, "topk_ids": topk_ids, "topk_weights": topk_weights}
+    tensors |= {"w_gate_up": w_gate_up, "w_down": w_down}
+    return run(TILE, tensors, swiglu_limit, config, tap)

@@ -1,0 +1,321 @@
+"""Removing the activation or the reduction from any MoE implementation is caught, by gate G2.
+
+Every implementation of moe_experts in the catalogue is made wrong in every way below: through the
+functions that it calls, or, where a call cannot express the fault, through its arguments. Gate G2,
+the integer fixtures, must fail it and name the fixture; the implementation itself must pass.
+
+The first fault is a published one (a profiler of an engine's low-level experts): the gate half went
+into the second matmul without activation, and the slots were never added.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from bitgate.kernels.catalogue import implementation
+from bitgate.kernels.loading import load
+from bitgate.kernels.moe import MOE_EXPERTS, experts, staged_reference, staged_triton
+from bitgate.kernels.moe.gemm import GroupedMatmul
+from bitgate.kernels.moe.staged import Stages
+from bitgate.kernels.spec import Constants, Implementation, Tensors
+from bitgate.parity.digests import digest
+from bitgate.parity.gates import GATES, Budget, Subject
+from bitgate.parity.gates.session import Session
+from bitgate.parity.instance import Instance, Placement
+from bitgate.parity.settings import settings
+from bitgate.parity.worker import Facts, Launch, Reply
+from bitgate.records import provenance
+from bitgate.records.closure import PACKAGE_ROOT
+from bitgate.records.types import Evidence, GateResult
+
+Run = Callable[..., Tensor]
+Changed = Callable[..., Any]
+
+G2 = next(gate for gate in GATES if gate.id == "G2")
+ALL = [one.name for one in MOE_EXPERTS.implementations]
+
+# --- the faults, in a pipeline of stages ----------------------------------------------------------
+
+
+def only_slot(combine: Changed, kept: int) -> Changed:
+    """The reduction left out: one slot's rows are the result."""
+
+    def wrong(*, y: Tensor, topk_ids: Tensor, experts: int) -> Tensor:
+        others = torch.full_like(topk_ids, -1)
+        others[:, kept] = topk_ids[:, kept]
+        return combine(y=y, topk_ids=others, experts=experts)
+
+    return wrong
+
+
+def gate_half(*, gate_up: Tensor, swiglu_limit: float) -> Tensor:
+    return gate_up.chunk(2, dim=1)[0].contiguous()
+
+
+def unactivated(*, gate_up: Tensor, swiglu_limit: float) -> Tensor:
+    gate, up = gate_up.float().chunk(2, dim=1)
+    clamped = gate.clamp(max=swiglu_limit) * up.clamp(-swiglu_limit, swiglu_limit)
+    return clamped.to(torch.bfloat16)
+
+
+def swapped(act: Changed) -> Changed:
+    return lambda *, gate_up, swiglu_limit: act(
+        gate_up=gate_up.roll(gate_up.shape[1] // 2, 1), swiglu_limit=swiglu_limit
+    )
+
+
+def unclamped(act: Changed) -> Changed:
+    return lambda *, gate_up, swiglu_limit: act(gate_up=gate_up, swiglu_limit=float("inf"))
+
+
+def unweighted(gemm: Changed) -> Changed:
+    def wrong(call: GroupedMatmul, out: Tensor, acc: Tensor | None) -> None:
+        gemm(replace(call, apply_weights=0), out, acc)
+
+    return wrong
+
+
+def next_expert(align: Changed) -> Changed:
+    def wrong(*, experts: int, **arguments: Any) -> tuple[Tensor, ...]:
+        sorted_pairs, expert_ids, padded = align(experts=experts, **arguments)
+        return sorted_pairs, torch.where(expert_ids < 0, -1, (expert_ids + 1) % experts), padded
+
+    return wrong
+
+
+STAGE_FAULTS: dict[str, Callable[[Stages], Stages]] = {
+    "gate half unactivated, no reduction": lambda real: replace(
+        real, act=gate_half, combine=only_slot(real.combine, 0)
+    ),
+    "no activation": lambda real: replace(real, act=unactivated),
+    "no reduction, first slot": lambda real: replace(real, combine=only_slot(real.combine, 0)),
+    "no reduction, last slot": lambda real: replace(real, combine=only_slot(real.combine, -1)),
+    "no routing weight": lambda real: replace(real, gemm=unweighted(real.gemm)),
+    "gate and up swapped": lambda real: replace(real, act=swapped(real.act)),
+    "wrong expert": lambda real: replace(real, align=next_expert(real.align)),
+    "not clamped": lambda real: replace(real, act=unclamped(real.act)),
+}
+
+
+def in_stages(module: Any, name: str) -> Callable[[pytest.MonkeyPatch, str, Run], Run]:
+    def plant(patch: pytest.MonkeyPatch, fault: str, run: Run) -> Run:
+        patch.setattr(module, name, STAGE_FAULTS[fault](getattr(module, name)))
+        return run
+
+    return plant
+
+
+# --- the faults, in the torch forms ---------------------------------------------------------------
+
+
+def slot_alone(kept: int) -> Callable[[Tensors], Tensors]:
+    def change(given: Tensors) -> Tensors:
+        ids = torch.full_like(given["topk_ids"], -1)
+        ids[:, kept] = given["topk_ids"][:, kept]
+        return {"topk_ids": ids}
+
+    return change
+
+
+def shifted(given: Tensors) -> Tensors:
+    ids, count = given["topk_ids"], len(given["w_down"])
+    inside = (ids >= 0) & (ids < count)
+    return {"topk_ids": torch.where(inside, (ids + 1) % count, ids)}
+
+
+ARGUMENT_FAULTS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+    "no reduction, first slot": slot_alone(0),
+    "no reduction, last slot": slot_alone(-1),
+    "no routing weight": lambda given: {"topk_weights": torch.ones_like(given["topk_weights"])},
+    "gate and up swapped": lambda given: {
+        "w_gate_up": given["w_gate_up"].roll(given["w_down"].shape[2], 1)
+    },
+    "wrong expert": shifted,
+    "not clamped": lambda _: {"swiglu_limit": float("inf")},
+}
+
+
+def identity(values: Tensor, *, inplace: bool = False) -> Tensor:
+    return values
+
+
+class GateAlone:
+    """The first matmul with every up value 1, so that the gate half goes on as it is."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._first: Tensor | None = None
+
+    def __call__(self, **given: Any) -> Tensor:
+        self._first = given["w_gate_up"]
+        return self._run(**(given | slot_alone(0)(given)))
+
+    def linear(self, rows: Tensor, weight: Tensor) -> Tensor:
+        return self._without_up(weight, functional.linear(rows, weight))
+
+    def mm(self, rows: Tensor, weight: Tensor, *, out: Tensor) -> Tensor:
+        return self._without_up(weight, torch.mm(rows, weight, out=out))
+
+    def _without_up(self, weight: Tensor, result: Tensor) -> Tensor:
+        assert self._first is not None
+        if weight.untyped_storage().data_ptr() == self._first.untyped_storage().data_ptr():
+            result[:, result.shape[1] // 2 :] = 1
+        return result
+
+
+class Overlaid:
+    """A module in which a few names are others."""
+
+    def __init__(self, real: Any, **others: Any) -> None:
+        self._real, self._others = real, others
+
+    def __getattr__(self, name: str) -> Any:
+        return self._others[name] if name in self._others else getattr(self._real, name)
+
+
+def in_torch(patch: pytest.MonkeyPatch, fault: str, run: Run) -> Run:
+    if fault == "no activation":
+        patch.setattr(experts, "functional", Overlaid(functional, silu=identity))
+        return run
+    if fault == "gate half unactivated, no reduction":
+        alone = GateAlone(run)
+        patch.setattr(
+            experts, "functional", Overlaid(functional, silu=identity, linear=alone.linear)
+        )
+        patch.setattr(experts, "torch", Overlaid(torch, mm=alone.mm))
+        return alone
+    change = ARGUMENT_FAULTS[fault]
+    return lambda **given: run(**(given | change(given)))
+
+
+# How a fault gets into each module's implementations; a new module needs its line.
+PLANT = {
+    experts.__name__: in_torch,
+    staged_reference.__name__: in_stages(staged_reference, "TILE"),
+    staged_triton.__name__: in_stages(staged_triton, "TRITON"),
+}
+
+
+# --- the gate -------------------------------------------------------------------------------------
+
+
+@dataclass
+class InProcess:
+    """A worker in this process. Answers are kept by input: the gate's replays need no new ones."""
+
+    launch: Launch
+    run: Run
+    answers: dict[str, Reply]
+    answer: Reply | None = None
+
+    @property
+    def facts(self) -> Facts:
+        now = settings()
+        return Facts(file="", torch="", python="", device="cpu", before=now, after=now)
+
+    def send(
+        self,
+        inputs: Tensors,
+        constants: Constants,
+        *,
+        placement: Placement = "same",
+        poison: int = 0xFF,
+    ) -> None:
+        text = [digest(inputs[name]) for name in sorted(inputs)]
+        key = f"{text}{sorted(constants.items())}"
+        if key not in self.answers:
+            plain = {name: value.clone() for name, value in inputs.items()}
+            answer = Instance(self.run, "cpu").call(plain, constants, placement, poison)
+            outputs = self.launch.kernel.named_outputs(answer.outputs)
+            self.answers[key] = Reply(outputs=outputs, mutated={}, settings=settings())
+        self.answer = self.answers[key]
+
+    def receive(self) -> Reply:
+        assert self.answer is not None
+        return self.answer
+
+    def close(self) -> None: ...
+
+    def __enter__(self) -> "InProcess":
+        return self
+
+    def __exit__(self, *error: object) -> None: ...
+
+
+def keep(data: bytes, media: str) -> Evidence:
+    return Evidence(sha256=hashlib.sha256(data).hexdigest(), size_bytes=len(data), media=media)
+
+
+def judged(one: Implementation, run: Run) -> GateResult:
+    """What G2 says of `run` in the place of the implementation."""
+    candidate = provenance.candidate(
+        name=one.name,
+        op=one.op,
+        contract=one.contract,
+        tier=one.tier,
+        device="cpu",
+        implementation=one.target,
+        root=PACKAGE_ROOT,
+        switches=(),
+    )
+    subject = Subject(
+        kernel=MOE_EXPERTS,
+        candidate=candidate,
+        root=None,
+        reference=implementation(MOE_EXPERTS.references[one.contract]),
+        constants=dict(MOE_EXPERTS.constants),
+    )
+    answers: dict[str, Reply] = {}
+    session = Session(
+        subject=subject,
+        workloads=(),
+        bundle=None,
+        budget=Budget(),
+        put=keep,
+        progress=lambda *_: None,
+        launcher=lambda launch: InProcess(launch, run, answers),
+    )
+    with session:
+        return G2.check(session)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_the_implementation_itself_passes(name: str) -> None:
+    one = implementation(name)
+    result = judged(one, load(one.target))
+    assert result.outcome == "pass", result.reason
+    assert result.compared == result.expected == 2 * len(MOE_EXPERTS.integer_cases())
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("fault", STAGE_FAULTS)
+def test_a_fault_is_caught_by_name(monkeypatch: pytest.MonkeyPatch, fault: str, name: str) -> None:
+    one = implementation(name)
+    module = one.target.partition(":")[0]
+    assert module in PLANT, f"say in PLANT how a fault gets into {module}"
+    result = judged(one, PLANT[module](monkeypatch, fault, load(one.target)))
+    fixture = "clamped" if fault == "not clamped" else "small"
+    assert (result.gate, result.outcome) == ("G2", "fail")
+    assert result.finding == "deterministic-mismatch"
+    assert f"moe_experts#integer/{fixture}: out[" in result.reason
+    assert result.mismatch is not None
+    assert result.mismatch.tensor == "out"
+
+
+def test_every_fault_is_known_to_both_kinds() -> None:
+    torch_faults = {*ARGUMENT_FAULTS, "no activation", "gate half unactivated, no reduction"}
+    assert torch_faults == STAGE_FAULTS.keys()
