@@ -12,11 +12,19 @@ from bitgate.records.base import InvariantError
 from bitgate.records.codec import json_schema
 from bitgate.records.console import console, print_json
 from bitgate.records.errors import Inconclusive, LedgerBroken, UsageError
-from bitgate.records.ledger import Ledger
+from bitgate.records.ledger import Entry, Ledger
 from bitgate.records.policy import Recheck, promote, reject
 from bitgate.records.provenance import user
-from bitgate.records.rows import Decision, Waiver
-from bitgate.records.tables import print_chains, print_record, print_records, wide_console
+from bitgate.records.rows import Decision, Simulation, Waiver
+from bitgate.records.summaries import read_summary
+from bitgate.records.tables import (
+    print_chains,
+    print_record,
+    print_records,
+    print_simulation,
+    print_simulations,
+    wide_console,
+)
 
 LedgerDir = Annotated[Path, typer.Option("--ledger", help="The ledger's directory.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON only.")]
@@ -47,12 +55,19 @@ def list_command(
     lane: Annotated[str | None, typer.Option(help="Only this lane.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """All records, rejected ones too: has this been tried, and why did it fail?"""
+    """All records, rejected ones too: has this been tried, and why did it fail?
+
+    Simulations are listed as well, except with --lane.
+    """
     rows = views.record_views(Ledger(ledger), lane)
+    simulations = views.simulation_views(Ledger(ledger)) if lane is None else []
     if as_json:
-        print_json([asdict(row) for row in rows])
+        records = [asdict(row) for row in rows]
+        print_json({"records": records, "simulations": [asdict(row) for row in simulations]})
     else:
-        print_records(wide_console(), rows)
+        out = wide_console()
+        print_records(out, rows)
+        print_simulations(out, simulations)
 
 
 def best_command(
@@ -74,7 +89,10 @@ def best_command(
 def show_command(
     record: RecordId, ledger: LedgerDir = DEFAULT_LEDGER, as_json: AsJson = False
 ) -> None:
-    """Everything about one record: identity, gates with counts and bounds, timing, decisions."""
+    """Everything about one record: identity, gates with counts and bounds, timing, decisions.
+
+    Of a simulation: its metrics, its coverage, and each price with the records it came from.
+    """
     _show(Ledger(ledger), record, as_json=as_json)
 
 
@@ -181,11 +199,20 @@ def schema_command() -> None:
 
 
 def _show(ledger: Ledger, record: str, *, as_json: bool) -> None:
-    entry = ledger.find(record)
-    if as_json:
+    entry = ledger.look_up(record)
+    if isinstance(entry.body, Simulation):
+        _show_simulation(ledger, entry, as_json=as_json)
+    elif as_json:
         print_json(views.as_json(entry, ledger))
     else:
         print_record(wide_console(), entry, ledger)
+
+
+def _show_simulation(ledger: Ledger, entry: Entry[Simulation], *, as_json: bool) -> None:
+    if as_json:
+        print_json(views.simulation_as_json(entry, ledger))
+    else:
+        print_simulation(wide_console(), entry, read_summary(ledger, entry))
 
 
 def _writable(root: Path) -> Ledger:

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, TypeAdapter, ValidationError
 
 from bitgate.records.base import require_decimal
+from bitgate.records.errors import LedgerBroken
 from bitgate.records.ledger import Entry, Ledger
 from bitgate.records.rows import PRICE_SOURCES, Simulation
 
@@ -25,7 +26,7 @@ def _decimal(text: str) -> str:
 DecimalText = Annotated[str, AfterValidator(_decimal)]
 
 
-class SummaryError(ValueError):
+class SummaryError(LedgerBroken):
     """The stored summary cannot be read, or says something else than its row."""
 
 
@@ -65,9 +66,15 @@ class Price:
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """Where the prices came from; `basis` says whose timings were taken of each lane."""
+    """Where the prices came from; `basis` says whose timings were taken of each lane.
+
+    `peaks` are the declared figures that prices are assumed from, if there are any.
+    """
 
     basis: str
+    regime: str
+    allow_extrapolation: bool
+    peaks: dict[str, Any] | None
     device: str
     device_name: str
     node: str
@@ -81,6 +88,7 @@ class Model:
     name: str
     architecture: str
     dtype: str
+    config_sha256: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,12 +150,13 @@ def in_words(coverage: Mapping[str, str | int]) -> str:
     return ", ".join(f"{percent(share)} {how}" for how, share in shares(coverage))
 
 
-def percent(share: Decimal) -> str:
+def percent(share: Decimal | str) -> str:
     """A share in percent with two decimals at most; rounding never makes it all or nothing."""
-    text = f"{share * 100:.2f}".rstrip("0").rstrip(".")
-    if text == "0" and share > 0:
+    exact = Decimal(share)
+    text = f"{exact * 100:.2f}".rstrip("0").rstrip(".")
+    if text == "0" and exact > 0:
         return "below 0.01 %"
-    return "above 99.99 %" if text == "100" and share < 1 else f"{text} %"
+    return "above 99.99 %" if text == "100" and exact < 1 else f"{text} %"
 
 
 def milliseconds(nanoseconds: int | str | None) -> str:
@@ -155,7 +164,51 @@ def milliseconds(nanoseconds: int | str | None) -> str:
     return "none" if nanoseconds is None else f"{Decimal(nanoseconds).scaleb(-6):,.3f} ms"
 
 
-def facts(known: Mapping[str, Any]) -> str:
+def model_line(summary: Summary) -> str:
+    """The simulated model as one line."""
+    model = summary.model
+    return f"{model.name}: {model.architecture}, {model.dtype}"
+
+
+def workload_line(summary: Summary) -> str:
+    """The served requests as one line."""
+    trace = summary.workload
+    return (
+        f"{trace.requests:,} requests of {trace.trace} with {trace.prompt_tokens:,} prompt and "
+        f"{trace.output_tokens:,} output tokens"
+    )
+
+
+def prices_line(summary: Summary) -> str:
+    """How the prices were had, as one line."""
+    prices = summary.prices
+    beyond = "extrapolated" if prices.allow_extrapolation else "not extrapolated"
+    peaks = "no declared peaks" if prices.peaks is None else f"peaks: {one_line(prices.peaks)}"
+    return f"{prices.basis}, regime {prices.regime}, {beyond}; {peaks}"
+
+
+def tokens_per_second(summary: Summary) -> str:
+    """The served output tokens per second, with two decimals."""
+    return f"{Decimal(summary.metrics.output_tokens_per_second):,.2f}"
+
+
+def source_line(summary: Summary) -> str:
+    """What a reader must know before any number: whose timings these are."""
+    prices = summary.prices
+    if Decimal(summary.coverage["assumed"]) == 1:
+        return "Nothing here was measured: every price is assumed"
+    kind = "CPU timings" if prices.device == "cpu" else f"{prices.device} timings"
+    return f"{kind} of node {prices.node} ({prices.device_name})"
+
+
+def audit_line(summary: Summary) -> str:
+    """Whether the simulation conserved what it must, and what it counted."""
+    counts = {name: value for name, value in summary.audit.items() if name != "passed"}
+    passed = "passed" if summary.audit.get("passed") is True else "NOT PASSED"
+    return f"{passed}: {one_line(counts)}"
+
+
+def one_line(known: Mapping[str, Any]) -> str:
     """A JSON object as one line, such as: block_size 16, max_num_seqs 128."""
     return ", ".join(f"{name} {_plain(value)}" for name, value in sorted(known.items()))
 

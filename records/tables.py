@@ -9,8 +9,21 @@ from rich.text import Text
 from bitgate.records.console import console, table
 from bitgate.records.ledger import Entry, Ledger, VerifyReport
 from bitgate.records.proof import Bound, GateResult, Mismatch
-from bitgate.records.rows import Record
-from bitgate.records.views import RecordView, attempts, first_line, timing
+from bitgate.records.rows import Record, Simulation
+from bitgate.records.summaries import (
+    Summary,
+    audit_line,
+    in_words,
+    milliseconds,
+    model_line,
+    one_line,
+    percent,
+    prices_line,
+    source_line,
+    tokens_per_second,
+    workload_line,
+)
+from bitgate.records.views import RecordView, SimulationView, attempts, first_line, timing
 
 _PLAIN_WIDTH = 240
 
@@ -23,6 +36,44 @@ def print_records(out: Console, rows: list[RecordView]) -> None:
     for lane, group in groupby(ordered, key=lambda row: row.lane):
         names = ("id", "time", "candidate", "outcome", "decision", "effect", "median ns", "ratio")
         _print(out, lane, (*names, "reason"), (_cells(row) for row in group))
+
+
+def print_simulations(out: Console, rows: list[SimulationView]) -> None:
+    """The simulations in the order of their times; nothing where there is none."""
+    if rows:
+        names = ("id", "time", "simulation", "model", "timings of", "tok/s", "records", "coverage")
+        _print(out, "simulations", names, (_simulation_cells(row) for row in rows))
+
+
+def print_simulation(out: Console, entry: Entry[Simulation], summary: Summary) -> None:
+    """Everything about one simulation."""
+    title = f"simulation {entry.id}"
+    _print(out, title, ("field", "value"), _simulation_facts(entry, summary))
+    metrics = summary.metrics
+    times = (("TTFT", metrics.ttft_ns), ("TPOT", metrics.tpot_ns), ("E2E", metrics.e2e_ns))
+    columns = ("time", "requests", "mean", "p50", "p90", "p99")
+    shown = (
+        (name, str(one.count), *map(milliseconds, (one.mean, one.p50, one.p90, one.p99)))
+        for name, one in times
+    )
+    _print(out, f"{tokens_per_second(summary)} output tok/s", columns, shown)
+    prices = (
+        (
+            price.op,
+            str(price.calls),
+            milliseconds(price.ns),
+            percent(price.share),
+            in_words(price.how),
+            " ".join(identity[:12] for identity in price.record_ids),
+        )
+        for price in summary.prices.ops
+    )
+    _print(
+        out,
+        "prices, by operator",
+        ("operator", "calls", "time", "share", "how", "records"),
+        prices,
+    )
 
 
 def print_chains(out: Console, report: VerifyReport) -> None:
@@ -101,6 +152,36 @@ def _cells(row: RecordView) -> tuple[str, ...]:
         row.ratio or "",
         first_line(row.reason),
     )
+
+
+def _simulation_cells(row: SimulationView) -> tuple[str, ...]:
+    return (
+        row.id[:12],
+        row.created_at[:19],
+        row.name,
+        row.model,
+        f"{row.device} on {row.node}",
+        row.output_tokens_per_second or row.problem or "",
+        str(row.records),
+        row.coverage,
+    )
+
+
+def _simulation_facts(entry: Entry[Simulation], summary: Summary) -> list[tuple[str, str]]:
+    return [
+        ("name", entry.body.name),
+        ("written", f"{entry.created_at} by {entry.writer}, row {entry.seq}"),
+        ("timings", source_line(summary)),
+        *(("label", label) for label in summary.labels),
+        ("model", model_line(summary)),
+        ("workload", workload_line(summary)),
+        ("engine", one_line(summary.engine)),
+        ("prices", prices_line(summary)),
+        ("coverage", in_words(summary.coverage)),
+        ("audit", audit_line(summary)),
+        ("digest", summary.digest),
+        *entry.body.notes,
+    ]
 
 
 def _why(result: GateResult) -> str:

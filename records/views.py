@@ -5,10 +5,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from bitgate.records.codec import canonical
+from bitgate.records.errors import LedgerBroken
 from bitgate.records.lanes import latest_decisions, standing
 from bitgate.records.ledger import Entry, Ledger
-from bitgate.records.rows import Decision, Measurement, Record
+from bitgate.records.rows import Decision, Measurement, Record, Simulation
 from bitgate.records.stats import median_ns, quantile_ns, ratio_median
+from bitgate.records.summaries import in_words, read_summary
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +31,22 @@ class RecordView:
     candidate_ns: int | None
     ratio: str | None
     reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulationView:
+    """One line of a list; `output_tokens_per_second` is None where `problem` says why."""
+
+    id: str
+    created_at: str
+    name: str
+    model: str
+    device: str
+    node: str
+    records: int
+    coverage: str
+    output_tokens_per_second: str | None
+    problem: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +97,32 @@ def view(entry: Entry[Record], decision: Decision | None) -> RecordView:
     )
 
 
+def simulation_views(ledger: Ledger) -> list[SimulationView]:
+    """All simulations in the order of their times."""
+    return [_simulation_view(ledger, entry) for entry in ledger.simulations()]
+
+
+def _simulation_view(ledger: Ledger, entry: Entry[Simulation]) -> SimulationView:
+    rate = problem = None
+    try:
+        rate = read_summary(ledger, entry).metrics.output_tokens_per_second
+    except LedgerBroken as error:
+        problem = str(error)
+    body = entry.body
+    return SimulationView(
+        id=entry.id,
+        created_at=entry.created_at,
+        name=body.name,
+        model=body.model,
+        device=body.device,
+        node=body.node,
+        records=len(body.record_ids),
+        coverage=in_words(dict(body.coverage)),
+        output_tokens_per_second=rate,
+        problem=problem,
+    )
+
+
 def first_line(text: str) -> str:
     """The first line of a text that says anything, with dots where more follows."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
@@ -114,17 +158,29 @@ def attempts(ledger: Ledger, record: Record) -> int:
     )
 
 
+def simulation_as_json(entry: Entry[Simulation], ledger: Ledger) -> dict[str, Any]:
+    """A simulation with its identity and the whole summary that it stored, as plain JSON."""
+    read_summary(ledger, entry)
+    summary = json.loads(ledger.get(entry.body.summary.sha256))
+    return _as_json(entry) | {"summary": summary}
+
+
 def as_json(entry: Entry[Record], ledger: Ledger) -> dict[str, Any]:
     """A record with its identity and the decisions on it, as plain JSON."""
-    return {
-        "id": entry.id,
-        "seq": entry.seq,
-        "writer": entry.writer,
-        "line_sha256": entry.sha256,
-        "record": json.loads(canonical(entry.body)),
+    return _as_json(entry) | {
         "decisions": [
             json.loads(canonical(made.body))
             for made in ledger.decisions()
             if made.body.record_id == entry.id
         ],
+    }
+
+
+def _as_json(entry: Entry[Record] | Entry[Simulation]) -> dict[str, Any]:
+    return {
+        "id": entry.id,
+        "seq": entry.seq,
+        "writer": entry.writer,
+        "line_sha256": entry.sha256,
+        entry.kind: json.loads(canonical(entry.body)),
     }

@@ -14,6 +14,13 @@ from bitgate.records.ledger import Entry, Ledger
 from bitgate.records.proof import GateResult
 from bitgate.records.report import charts
 from bitgate.records.report.maps import ParityMap, class_counts, letters, parity_map, read_cases
+from bitgate.records.report.simulated import (
+    BAR_HEIGHT,
+    WORDS,
+    comparisons,
+    metric_rows,
+    simulation_pages,
+)
 from bitgate.records.rows import Environment, Lane, Record
 from bitgate.records.tables import bound_text, mismatch_text
 from bitgate.records.views import RecordView, TimingView, first_line, timing, view
@@ -69,9 +76,15 @@ def render(ledger: Ledger, out: Path) -> None:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    simulations = simulation_pages(ledger)
     html = templates.get_template("page.html").render(
         verification=ledger.verify(),
         lanes=lanes,
+        simulations=simulations,
+        comparisons=comparisons(simulations),
+        known={page.row.id for page in records},
+        bar_height=BAR_HEIGHT,
+        metric_rows=metric_rows,
         gates=_gate_names(records),
         environments=_environments(records),
         letters=letters(),
@@ -80,6 +93,7 @@ def render(ledger: Ledger, out: Path) -> None:
         mismatch_text=mismatch_text,
         nanoseconds=charts.nanoseconds,
         first_line=first_line,
+        **WORDS,
     )
     try:
         out.parent.mkdir(parents=True, exist_ok=True)

@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Callable
 from dataclasses import replace
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -162,6 +163,123 @@ def a_simulation(summary: Evidence, records: tuple[str, ...], **changes: Any) ->
     return replace(plain, **changes)
 
 
+def a_summary(
+    records: tuple[str, ...], *, basis: str = "standing", scale: int = 1
+) -> dict[str, Any]:
+    """A simulator's answer about `a_simulation`; `scale` stretches every time."""
+
+    def spread(*ns: int) -> dict[str, Any]:
+        mean, p50, p90, p99 = (value * scale for value in ns)
+        return {"count": 256, "mean": f"{mean}.500000", "p50": p50, "p90": p90, "p99": p99}
+
+    how = {"exact": "0.250000", "interpolated": "0.600000", "extrapolated": "0.000000"}
+    everything = {"busy_ns": 10**9 * scale, **how, "assumed": "0.150000"}
+    experts = {"exact": "0.277778", "interpolated": "0.722222", "assumed": "0.000000"}
+    return {
+        "schema": "bitgate-sim/1",
+        "name": f"slice-{basis}",
+        "labels": ["CPU timings of node lab-1 (CPU): they say nothing about another device"],
+        "model": {
+            "name": "tiny-moe",
+            "architecture": "Qwen3MoeForCausalLM",
+            "dtype": "bfloat16",
+            "layers": 2,
+            "config_sha256": sha("config"),
+        },
+        "workload": {
+            "trace": "slice.csv",
+            "sha256": sha("trace"),
+            "requests": 256,
+            "prompt_tokens": 262_144,
+            "output_tokens": 54_321,
+        },
+        "engine": {"block_size": 16, "max_num_seqs": 128, "max_num_active_seqs": None},
+        "prices": {
+            "basis": basis,
+            "regime": "warm",
+            "allow_extrapolation": False,
+            "peaks": {"bytes_per_second": 10**10, "bytes_source": "declared"},
+            "device": "cpu",
+            "device_name": "CPU",
+            "node": "lab-1",
+            "ops": [
+                {
+                    "op": "moe_experts",
+                    "calls": 2_000,
+                    "ns": 9 * 10**8 * scale,
+                    "share": "0.900000",
+                    "how": experts,
+                    "record_ids": list(records),
+                },
+                {
+                    "op": "gemm",
+                    "calls": 8_000,
+                    "ns": 10**8 * scale,
+                    "share": "0.100000",
+                    "how": {"assumed": "1.000000"},
+                    "record_ids": [],
+                },
+            ],
+        },
+        "coverage": everything,
+        "metrics": {
+            "ttft_ns": spread(120_000_000, 100_000_000, 200_000_000, 400_000_000),
+            "tpot_ns": spread(20_000_000, 19_000_000, 30_000_000, 41_000_000),
+            "e2e_ns": spread(4_000_000_000, 3_900_000_000, 6_000_000_000, 9_000_000_000),
+            "makespan_ns": 132_000_000_000 * scale,
+            "output_tokens_per_second": f"{1000 // scale}.250000",
+        },
+        "audit": {"passed": True, "findings": [], "requests": 256},
+        "digest": sha(f"{basis} {scale}"),
+    }
+
+
+VOID = {"meta", "br", "link", "img", "input", "hr"}
+
+
+class Page(HTMLParser):
+    """Collects what the tests ask for, and insists on balanced elements."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.elements: list[tuple[str, dict[str, str]]] = []
+        self.words: list[str] = []
+        self.feed(text)
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.words.append(data)
+
+    @property
+    def ids(self) -> list[str]:
+        return [attributes["id"] for _, attributes in self.elements if "id" in attributes]
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.words).split())
+
+    def all(self, tag):
+        return [attributes for name, attributes in self.elements if name == tag]
+
+
+@pytest.fixture
+def parse() -> type[Page]:
+    """Reads a page; what it insists on fails the test."""
+    return Page
+
+
 @pytest.fixture
 def ledger(tmp_path: Path) -> Ledger:
     return Ledger(tmp_path / "ledger")
@@ -184,6 +302,7 @@ def make() -> dict[str, Callable[..., Any]]:
         "record": a_record,
         "lane": a_lane,
         "simulation": a_simulation,
+        "summary": a_summary,
     }
 
 

@@ -81,10 +81,11 @@ def test_the_whole_story(run, story, ledger):
 
 
 def test_listing_as_json_and_by_lane(run, story):
-    rows = json.loads(run("list", "--json"))
+    rows = json.loads(run("list", "--json"))["records"]
     assert [row["id"] for row in rows] == [story["loop"], story["fast"], story["bad"]]
     assert rows[1]["candidate_ns"] == 1010
-    assert json.loads(run("list", "--json", "--lane", "elsewhere")) == []
+    empty = {"records": [], "simulations": []}
+    assert json.loads(run("list", "--json", "--lane", "elsewhere")) == empty
     assert "no records" in run("list", "--lane", "elsewhere")
 
 
@@ -95,7 +96,7 @@ def test_showing_one_record(run, story):
     shown = json.loads(run("show", story["fast"], "--json"))
     assert shown["record"]["verdict"]["kind"] == "exact"
     assert "reads [old] rows" in run("show", story["bad"])
-    with pytest.raises(UsageError, match="no record's id begins"):
+    with pytest.raises(UsageError, match="no record or simulation's id begins"):
         run("show", "zzz")
 
 
@@ -184,4 +185,4 @@ def test_a_long_reason_is_shown_whole_only_where_one_record_is_shown(run, ledger
     shown = run("show", entry.id)
     assert "expected 3f80" in shown
     assert "reproduce with this" in shown
-    assert json.loads(run("list", "--json"))[0]["reason"] == reason
+    assert json.loads(run("list", "--json"))["records"][0]["reason"] == reason

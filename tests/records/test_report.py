@@ -3,7 +3,6 @@
 import json
 import re
 from dataclasses import replace
-from html.parser import HTMLParser
 
 import pytest
 
@@ -14,41 +13,6 @@ from bitgate.records.report.charts import history
 from bitgate.records.report.maps import parity_map, read_cases
 from bitgate.records.types import Decision, GateResult, Mismatch
 from bitgate.records.views import record_views
-
-VOID = {"meta", "br", "link", "img", "input", "hr"}
-
-
-class Page(HTMLParser):
-    """Collects what the tests ask for, and insists on balanced elements."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.elements: list[tuple[str, dict[str, str]]] = []
-        self.words: list[str] = []
-        self.feed(text)
-        assert self.open == []
-
-    def handle_starttag(self, tag, attrs):
-        self.elements.append((tag, dict(attrs)))
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag, attrs):
-        self.elements.append((tag, dict(attrs)))
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        self.words.append(data)
-
-    @property
-    def text(self) -> str:
-        return " ".join(" ".join(self.words).split())
-
-    def all(self, tag):
-        return [attributes for name, attributes in self.elements if name == tag]
 
 
 def cases(*rows):
@@ -127,9 +91,9 @@ def filled(ledger, make) -> Ledger:
 
 
 @pytest.fixture
-def page(filled, tmp_path) -> Page:
+def page(filled, tmp_path, parse):
     render(filled, tmp_path / "report.html")
-    return Page((tmp_path / "report.html").read_text("utf-8"))
+    return parse((tmp_path / "report.html").read_text("utf-8"))
 
 
 def test_every_part_is_there(page):
@@ -207,30 +171,30 @@ def test_the_same_ledger_gives_the_same_bytes(filled, tmp_path):
     assert (tmp_path / "one.html").read_bytes() == (tmp_path / "two.html").read_bytes()
 
 
-def test_a_broken_ledger_says_so(filled, tmp_path):
+def test_a_broken_ledger_says_so(filled, tmp_path, parse):
     (filled.root / "a" / "head.json").unlink()
     render(filled, tmp_path / "report.html")
-    text = Page((tmp_path / "report.html").read_text("utf-8")).text
+    text = parse((tmp_path / "report.html").read_text("utf-8")).text
     assert "The ledger is broken. head: head.json" in text
     assert "The ledger holds" not in text
 
 
-def test_missing_and_unreadable_evidence_is_said(ledger, make, tmp_path):
+def test_missing_and_unreadable_evidence_is_said(ledger, make, tmp_path, parse):
     evidence = ledger.put(b"not json", "application/json")
     ledger.writer("a").append(make["record"](evidence))
     render(ledger, tmp_path / "report.html")
     assert "Expecting value" in (tmp_path / "report.html").read_text("utf-8")
     (ledger.root / "objects" / evidence.sha256[:2] / evidence.sha256).unlink()
     render(ledger, tmp_path / "report.html")
-    text = Page((tmp_path / "report.html").read_text("utf-8")).text
+    text = parse((tmp_path / "report.html").read_text("utf-8")).text
     assert "The ledger is broken. object" in text
     assert "is missing" in text
 
 
-def test_an_empty_ledger_is_never_called_sound(ledger, tmp_path):
+def test_an_empty_ledger_is_never_called_sound(ledger, tmp_path, parse):
     ledger.root.mkdir()
     render(ledger, tmp_path / "report.html")
-    text = Page((tmp_path / "report.html").read_text("utf-8")).text
+    text = parse((tmp_path / "report.html").read_text("utf-8")).text
     assert "The ledger is empty. Zero rows verify nothing." in text
     assert "The ledger holds" not in text
 
@@ -257,31 +221,31 @@ def test_maps_say_how_much_they_show():
 LONG = "\n G4: deterministic-mismatch <b>\n  out[0]: expected 3f80\n  run it again\n"
 
 
-def test_a_long_reason_is_folded_to_its_first_line(ledger, evidence, make, tmp_path):
+def test_a_long_reason_is_folded_to_its_first_line(ledger, evidence, make, tmp_path, parse):
     writer = ledger.writer("a")
     writer.append(make["record"](evidence, outcome="rejected", reason=LONG))
     writer.append(make["record"](evidence, outcome="rejected", reason="short"))
     render(ledger, tmp_path / "report.html")
     html = (tmp_path / "report.html").read_text("utf-8")
-    page = Page(html)
+    page = parse(html)
     assert "<summary>G4: deterministic-mismatch &lt;b&gt; ...</summary>" in html
     assert "out[0]: expected 3f80 run it again" in page.text
     assert len(page.all("pre")) == 1
     assert "<td>short</td>" in html
 
 
-def test_a_lane_without_times_has_no_chart_and_says_so(ledger, filled, make, tmp_path):
+def test_a_lane_without_times_has_no_chart_and_says_so(ledger, filled, make, tmp_path, parse):
     render(filled, tmp_path / "timed.html")
     charts = [
         svg["aria-label"]
-        for svg in Page((tmp_path / "timed.html").read_text("utf-8")).all("svg")
+        for svg in parse((tmp_path / "timed.html").read_text("utf-8")).all("svg")
         if svg["aria-label"].startswith("Record history")
     ]
     assert len(charts) == 1
     untimed = next(filled.records()).body
     filled.writer("a").append(replace(untimed, lane="another"))
     render(filled, tmp_path / "both.html")
-    page = Page((tmp_path / "both.html").read_text("utf-8"))
+    page = parse((tmp_path / "both.html").read_text("utf-8"))
     drawn = [svg["aria-label"] for svg in page.all("svg")]
     assert [name for name in drawn if name.startswith("Record history")] == charts
     assert page.text.count("Nothing was timed in this lane, so there is no chart.") == 1

@@ -10,6 +10,7 @@ import pytest
 
 from bitgate.records.errors import Inconclusive, UsageError
 from bitgate.records.ledger import Ledger
+from bitgate.records.summaries import read_summary
 from bitgate.records.types import PRICE_SOURCES
 from bitgate.sim import scenario
 from bitgate.sim.arch import load_model, terms
@@ -188,6 +189,7 @@ def test_a_simulation_is_recorded_with_its_sources(small, priced):
     assert json.loads(priced.ledger.get(body.summary.sha256)) == json.loads(
         json.dumps(outcome.summary)
     )
+    assert read_summary(Ledger(small.ledger), stored).digest == outcome.summary["digest"]
     assert Ledger(small.ledger).verify(strict=True).ok
 
 
