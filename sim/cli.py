@@ -52,7 +52,7 @@ def run_command(
         int | None, typer.Option(help="Token budget of a step; default: 2048.")
     ] = None,
     max_num_seqs: Annotated[
-        int | None, typer.Option(help="Running requests at most; default: 128.")
+        int | None, typer.Option(help="Running requests at most; default: 128, or the budget.")
     ] = None,
     max_model_len: Annotated[
         int | None, typer.Option(help="Tokens of a request at most; default: the model's.")

@@ -93,15 +93,17 @@ class Outcome:
 def default_engine(model: Path = TINY_MODEL, **settings: Any) -> EngineConfig:
     """An engine for a model: 65,536 tokens of cache, vLLM's token budget of small devices.
 
-    `settings` replace any of them; without a max_model_len it is the model's own.
+    `settings` replace any of them; without a max_model_len it is the model's own, and a smaller
+    token budget limits the running requests too.
     """
     if "max_model_len" not in settings:
         known = model.resolve() == TINY_MODEL.resolve()
         settings["max_model_len"] = _TINY_MODEL_LEN if known else load_model(model).max_model_len
+    budget = settings.get("max_num_batched_tokens", 2048)
     plain: dict[str, Any] = {
         "num_gpu_blocks": 4096,
-        "max_num_batched_tokens": 2048,
-        "max_num_seqs": 128,
+        "max_num_batched_tokens": budget,
+        "max_num_seqs": min(128, budget),
         "step_overhead_ns": 0,
     }
     return EngineConfig(**(plain | settings))

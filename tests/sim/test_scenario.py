@@ -231,3 +231,8 @@ def test_settings_of_every_type_are_read():
     engine = default_engine(**scenario.engine_settings([*texts, "max_num_active_seqs=9"]))
     assert (engine.block_size, engine.enable_prefix_caching) == (8, False)
     assert (engine.watermark, engine.policy, engine.max_num_active_seqs) == (0.25, "priority", 9)
+
+
+def test_a_small_budget_limits_the_running_requests_too():
+    assert default_engine(max_num_batched_tokens=64).max_num_seqs == 64
+    assert default_engine().max_num_seqs == 128
