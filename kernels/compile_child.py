@@ -20,7 +20,8 @@ from bitgate.records.errors import EnvironmentUnfit
 
 Counts = dict[str, int]
 
-_PTX_INSTRUCTION = re.compile(r"^\s*(?:@!?%p\d+\s+)?([a-z]\w*(?:\.\w+)+)\s", re.MULTILINE)
+_PTX_INSTRUCTION = re.compile(r"^\s*(?:@!?%p\d+\s+)?([a-z]\w*(?:[.:]+\w+)+)\s", re.MULTILINE)
+_PTX_MATRIX = re.compile(r"(?:mma\.sync|wgmma\.mma_async|tcgen05\.mma)\b")
 _AMD_INSTRUCTION = re.compile(r"^\s+([sv]_\w+)", re.MULTILINE)
 # What does not round as IEEE 754 says, in PTX: ex2.approx, rcp.approx, div.full and the like.
 _APPROXIMATE = frozenset({"approx", "full"})
@@ -47,6 +48,7 @@ def _cuda_counts(off: Any, on: Any) -> Counts:
         "div_rn": _count(plain, name="div", suffix="rn"),
         "sqrt_rn": _count(plain, name="sqrt", suffix="rn"),
         "calls": _count(plain, name="call"),
+        "matrix": sum(count for text, count in plain.items() if _PTX_MATRIX.match(text)),
         "wgmma": _count(plain, name="wgmma"),
         "shared_bytes": int(off.metadata.shared),
         **_cuda_resources(off.asm["cubin"]),
@@ -75,7 +77,9 @@ def _hip_counts(off: Any, on: Any) -> Counts:
     plain, fused = (Counter(_AMD_INSTRUCTION.findall(one.asm["amdgcn"])) for one in (off, on))
 
     def fma(instructions: Counter[str]) -> int:
-        return sum(count for name, count in instructions.items() if re.match(r"v_.*fma", name))
+        return sum(
+            count for name, count in instructions.items() if re.match(r"v_(?!mfma).*fma", name)
+        )
 
     def field(name: str) -> int:
         return sum(int(value) for value in re.findall(rf"\.{name}:\s+(\d+)", text))
@@ -83,6 +87,7 @@ def _hip_counts(off: Any, on: Any) -> Counts:
     return {
         "fma_fusion_off": fma(plain),
         "fma_fusion_on": fma(fused),
+        "matrix": sum(count for name, count in plain.items() if name.startswith("v_mfma")),
         "shared_bytes": int(off.metadata.shared),
         "registers": field("vgpr_count"),
         "stack_bytes": field("private_segment_fixed_size"),
@@ -110,6 +115,8 @@ def _signature(spec: dict[str, Any], arch: str) -> Counts:
     aligned = [name for name, kind in spec["arguments"] if kind.endswith(":16")]
     positions = {name: index for index, name in enumerate(kernel.arg_names)}
     target, counts = _target(arch)
+    given = {name: spec[name] for name in ("num_warps", "num_stages")}
+    options = {name: value for name, value in given.items() if value is not None}
     compiled = [
         triton.compile(
             ASTSource(
@@ -119,7 +126,7 @@ def _signature(spec: dict[str, Any], arch: str) -> Counts:
                 attrs={(positions[name],): [["tt.divisibility", 16]] for name in aligned},
             ),
             target=target,
-            options={"num_warps": spec["num_warps"], "enable_fp_fusion": fusion},
+            options={**options, "enable_fp_fusion": fusion},
         )
         for fusion in (False, True)
     ]

@@ -8,7 +8,8 @@ class CompileSpec:
     """One kernel at one point: `target` is module:function, below `root` where that is given.
 
     `arguments` are (name, type) with Triton's type names; `:16` says that a pointer or an integer
-    is a multiple of 16, as launches find it. `constants` are the compile-time arguments.
+    is a multiple of 16, as launches find it. `constants` are the compile-time arguments. Without
+    `num_stages` it is the backend's default.
     """
 
     name: str
@@ -16,6 +17,7 @@ class CompileSpec:
     arguments: tuple[tuple[str, str], ...]
     constants: tuple[tuple[str, int], ...] = ()
     num_warps: int = 4
+    num_stages: int | None = None
     canonical: bool = True
     root: str | None = None
 
@@ -136,7 +138,7 @@ SPECS: tuple[CompileSpec, ...] = (
     ),
     *(
         CompileSpec(
-            name=f"moe_gemm_{block_m}",
+            name=f"moe_gemm_{block_m}{'_acc' if stored else ''}",
             target=f"{_MOE}.gemm_triton:gemm_kernel",
             arguments=(
                 *_pointers("a w", "bf16"),
@@ -157,12 +159,13 @@ SPECS: tuple[CompileSpec, ...] = (
                 ("BLOCK_K", 64),
                 ("GROUP_M", 8),
                 ("APPLY_WEIGHTS", 1),
-                ("STORE_ACC", 0),
+                ("STORE_ACC", stored),
             ),
+            num_stages=3,
             canonical=False,
         )
-        # 16 rows take another matrix instruction than 64.
-        for block_m in (16, 64)
+        # 16 rows take another matrix instruction than 64; the store of the accumulator, none.
+        for block_m, stored in ((16, 0), (64, 0), (64, 1))
     ),
     CompileSpec(
         name="moe_act",

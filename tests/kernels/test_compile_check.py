@@ -66,6 +66,18 @@ def test_every_kernel_has_its_committed_signature(
     assert dict(result.signature)["fma_fusion_off"] == 0
 
 
+def test_the_experts_matmul_runs_on_matrix_instructions(found: Signatures) -> None:
+    counts = {rows: found.kernels[f"moe_gemm_{rows}"] for rows in ("16", "64", "64_acc")}
+    assert (counts["16"]["matrix"] > 0, counts["16"]["wgmma"]) == (True, 0)
+    assert counts["64"]["wgmma"] > 0
+    # Storing the accumulator changes what is stored, and nothing of the arithmetic.
+    arithmetic = ("matrix", "wgmma", "fma_fusion_off", "fma_fusion_on", "calls", "shared_bytes")
+    assert {name: counts["64"][name] for name in arithmetic} == {
+        name: counts["64_acc"][name] for name in arithmetic
+    }
+    assert not any(found.kernels[one.name]["matrix"] for one in SPECS if one.canonical)
+
+
 def test_a_constant_fence_fails_by_its_fma(found: Signatures) -> None:
     approved = replace(found, kernels={FENCED.name: found.kernels[FENCED.name]})
     assert judged(FENCED, found, approved).outcome == "pass"
