@@ -1,13 +1,18 @@
 """Fused mixture-of-experts: table of contents.
 
-- `experts_kernel`: MOE_EXPERTS, the definition, and MOE_TORCH_1, its contract. Start here.
-- `experts`: the two implementations, `experts_loop` and `experts_sorted`.
+- `experts_kernel`: MOE_EXPERTS, the definition. Start here.
+- `contract`: the orders `moe-bf16/1`, rule by rule, and `moe-torch/1`; the tiles of a matmul.
+- `experts`: `experts_loop` and `experts_sorted`, both of `moe-torch/1`.
+- `staged`: the pipeline of `moe-bf16/1` and its boundaries; `staged_reference` runs it by the
+  references of its stages (`experts_tile`), `staged_triton` by their kernels (`experts_triton`).
 - `experts_data`, `experts_fixtures`: inputs made from integers; fixtures that are exact in any
   order.
-- `experts_oracle`: float64 values with an error bound.
-- `route`, `act`, `combine`: stages of `moe-bf16/1` with the same bits on every device. Each has its
-  definition there, its inputs and fixtures in `*_data`, the truth in torch and a float64 value with
-  an error bound in `*_reference`, and its Triton kernel in `*_triton`.
+- `experts_oracle`: float64 values with an error bound for either contract.
+- `route`, `align`, `gemm`, `act`, `combine`: the stages. Each has its definition there, its inputs
+  and fixtures in `*_data`, the truth in `*_reference`, with a float64 value and an error bound where
+  it rounds, and its Triton kernels in `*_triton`. But for `gemm` they have the same bits on every
+  device.
+- `arguments`: what the experts refuse.
 """
 
 from bitgate.kernels.moe.contract import MOE_BF16_1, MOE_TORCH_1

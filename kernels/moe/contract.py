@@ -2,23 +2,23 @@
 
 `moe-bf16/1`, from the router's logits to the reduced rows:
 
-1. Scores and logits are float32. The largest scores (with the correction bias, if there is one) are
-   chosen, and of equal ones the lower expert. Weights come from the scores without the bias:
-   score / sum, the sum taken over the slots in order, then times the scale. A score that is NaN or
-   infinite counts as 0.
+1. Routing is `moe_route`'s: float32 scores, the largest chosen, of equal ones the lower expert;
+   weights from the scores without the bias, divided by their sum over the slots in order where the
+   model does so, then times the scale. A score that is NaN or infinite counts as 0.
 2. A pair is token * top_k + slot. Pairs are grouped by expert and ascend within it; every group is
    filled up to a multiple of block_m with the padding value tokens * top_k. Pairs whose expert is
    below 0 or not below the number of experts are dropped. A block without pairs has expert -1.
 3. A matmul starts at +0 in float32 and runs over K in ascending steps of block_k: each step is one
    product of tiles padded with +0 to [block_m, block_k] and [block_k, block_n], then one addition.
    What a step is has a name, and a claim never spans two of them. On the CPU it is `ieee-tile`:
-   the product is the host BLAS's float32 product of C-ordered tiles, and the addition is IEEE.
-   On a GPU it is the device's own matrix instruction.
+   the product is the host BLAS's float32 product of C-ordered tiles, and the addition is IEEE's.
+   On a GPU it is a chain of the device's own matrix instructions, ascending in K as well.
 4. The routing weight, in float32, multiplies the accumulator of the second matmul; no multiply is
    contracted with an add. Then follows the one rounding to bfloat16, to nearest even; a NaN becomes
    the one canonical NaN. Rows of dropped pairs are +0.
 5. The gate half is clamped above and the up half on both sides. silu is gate / (1 + exp(-gate)) in
-   float32, rounded to bfloat16, then multiplied by up and rounded again.
+   float32 with the exp of `kernels.arithmetic`, rounded to bfloat16, then multiplied by up and
+   rounded again.
 6. A token's rows are added in float32 from +0, slots ascending, dropped pairs left out, and rounded
    to bfloat16 once.
 
