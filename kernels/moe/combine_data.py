@@ -17,9 +17,9 @@ _NAN_ROW = float("nan")
 def make_inputs(workload: Workload, index: int) -> Tensors:
     """The inputs of sample `index`, on the CPU, the same bits on every machine.
 
-    Axes: hidden, tokens, top_k; ids are of EXPERTS experts. Case `random`: y as the second matmul
-    gives it. Case `exponents`: terms that cancel over many octaves, so that the order of additions
-    shows; with terms of one size float32 hides it. Case `padding`: a quarter of the slots are
+    Axes: hidden, tokens, top_k; ids are of EXPERTS experts. Case `random`: terms within five
+    octaves. Case `exponents`: terms that cancel over sixty, so that the order of additions shows;
+    with terms of about one size float32 hides it. Case `padding`: a quarter of the slots are
     masked, by -1 or EXPERTS, and hold NaN; the first token's are all masked.
 
     Raises:
@@ -34,8 +34,9 @@ def make_inputs(workload: Workload, index: int) -> Tensors:
     shape = (tokens, top_k, hidden)
     y = integer_tensor(stream, shape, high=255, scale_log2=7)
     ids = stream.integers((tokens, top_k), 0, EXPERTS - 1)
+    octaves = (-30, 30) if workload.case == "exponents" else (-4, 0)
+    y = torch.ldexp(y, torch.from_numpy(stream.integers(shape, *octaves)))
     if workload.case == "exponents":
-        y = torch.ldexp(y, torch.from_numpy(stream.integers(shape, -30, 30)))
         # The negative of an earlier term, so that what was lost beside it matters.
         y[:, 1::2] = torch.where(
             torch.from_numpy(stream.integers(y[:, 1::2].shape, 0, 1)) == 1,
