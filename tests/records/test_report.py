@@ -7,11 +7,13 @@ from dataclasses import replace
 import pytest
 
 from bitgate.records.errors import EnvironmentUnfit, UsageError
+from bitgate.records.lanes import lane_id, make_lane
 from bitgate.records.ledger import Ledger
+from bitgate.records.ops import OPERATORS
 from bitgate.records.report import render
 from bitgate.records.report.charts import history
 from bitgate.records.report.maps import parity_map, read_cases
-from bitgate.records.types import Decision, GateResult, Mismatch
+from bitgate.records.types import Decision, GateResult, Mismatch, Workload
 from bitgate.records.views import record_views
 
 
@@ -249,3 +251,31 @@ def test_a_lane_without_times_has_no_chart_and_says_so(ledger, filled, make, tmp
     drawn = [svg["aria-label"] for svg in page.all("svg")]
     assert [name for name in drawn if name.startswith("Record history")] == charts
     assert page.text.count("Nothing was timed in this lane, so there is no chart.") == 1
+
+
+def test_lanes_of_every_operator_are_shown(ledger, evidence, make, tmp_path, parse):
+    writer = ledger.writer("a")
+    lanes = []
+    for operator in OPERATORS:
+        axes = tuple((name, 2) for name, _ in operator.axes)
+        workload = Workload(op=operator.name, axes=axes, dtype="bfloat16")
+        candidate = make["candidate"](f"my-{operator.name}", op=operator.name)
+        lanes.append(lane_id("cpu", workload))
+        writer.append(make_lane("cpu", workload))
+        writer.append(
+            make["record"](
+                evidence,
+                lane=lanes[-1],
+                candidate=candidate,
+                baseline=candidate,
+                workload=workload,
+                measurement=make["measurement"](),
+                effect="FASTER",
+            )
+        )
+    render(ledger, tmp_path / "report.html")
+    page = parse((tmp_path / "report.html").read_text("utf-8"))
+    assert len(lanes) > 10
+    for lane, operator in zip(lanes, OPERATORS, strict=True):
+        assert f"{lane} No record stands in this lane. Median latency in ns" in page.text
+        assert f"my-{operator.name}: passed, 1,010 ns" in page.text
