@@ -300,7 +300,7 @@ class Engine:
             return
         count = 0
         for job in self._rest:
-            if job.filling or job.tokens - job.computed != 1:
+            if job.filling:
                 break
             self._cohort.join(job)
             count += 1

@@ -52,21 +52,17 @@ def test_a_chain_ends_at_the_first_key_that_is_missing():
     assert pool.find("abcd") == [1, 2]
 
 
-def test_of_copies_the_oldest_is_found_and_the_next_follows_it():
-    pool = BlockPool(4)
-    one, two, three = pool.take(1), pool.take(1), pool.take(1)
-    for block in (one, two, three):
+def test_of_copies_the_oldest_is_found_and_the_next_oldest_follows_it():
+    pool = BlockPool(5)
+    copies = [pool.take(1) for _ in range(4)]
+    for block in copies:
         pool.name(block, "a")
-    assert (pool.keys, pool.find("a")) == (1, one)
-    pool.give_back(two, [])
-    assert pool.take(1) == two
-    assert pool.find("a") == one
-    pool.give_back(one, [])
-    assert pool.take(1) == one
-    assert pool.find("a") == three
-    pool.give_back(three, [])
-    assert pool.take(1) == three
-    assert (pool.keys, pool.find("a")) == (0, [])
+    first, second, third, fourth = copies
+    for gone, found in ((third, first), (first, second), (second, fourth), (fourth, [])):
+        pool.give_back(gone, [])
+        assert pool.take(1) == gone
+        assert pool.find("a") == found
+    assert pool.keys == 0
 
 
 def test_a_shared_block_is_free_when_its_last_owner_gives_it_back():

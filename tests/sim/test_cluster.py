@@ -90,8 +90,25 @@ def test_an_idle_engine_waits_for_the_next_arrival():
 
 def test_requests_of_one_nanosecond_come_in_by_id_whatever_their_order():
     trio = [request(n, 7, prompt=3 + n, output=2) for n in (0, 1, 2)]
-    digests = {simulate(order, CONFIG, cost).digest for order in permutations(trio)}
+    later = [request(n, 9, prompt=3 + n, output=2) for n in (4, 3)]
+    digests = {simulate([*order, *later], CONFIG, cost).digest for order in permutations(trio)}
     assert len(digests) == 1
+    assert simulate([*trio, *reversed(later)], CONFIG, cost).digest in digests
+
+
+def test_a_single_prompt_token_is_prefill_work_and_a_single_token_behind_it_is_not():
+    shapes = []
+    simulate(
+        [request(0, 0, prompt=9, output=2)],
+        CONFIG,
+        cost,
+        watch=Watch(step=lambda start_ns, ns, shape: shapes.append(shape)),
+    )
+    assert shapes == [
+        StepShape(((8, 0),), 0, 0, 1),
+        StepShape(((1, 8),), 0, 0, 1),
+        StepShape((), 1, 10, 1),
+    ]
 
 
 def test_a_preempted_request_tells_what_it_lost():

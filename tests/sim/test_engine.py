@@ -249,6 +249,35 @@ CASES = [
             0:1@7 +0""",
     ),
     Case(
+        name="rule 2: more requests may decode than the budget has tokens",
+        # Request 1 rests in step 3, so that two more come in, of whom one token each is missing.
+        settings={
+            "prefill_schedule_interval": 2,
+            "max_num_batched_tokens": 8,
+            "max_num_scheduled_tokens": 3,
+            "num_gpu_blocks": 20,
+            "enable_prefix_caching": True,
+        },
+        requests=[
+            asks(0, 5, 9, segments=((7, 5),)),
+            asks(1, 8, 2, step=1),
+            asks(2, 5, 5, step=3, segments=((7, 5),)),
+            asks(3, 5, 4, step=3, segments=((7, 5),)),
+        ],
+        schedule="""
+            0:3@0
+            0:2@3 1:1@0
+            0:1@5 1:2@1
+            0:1@6 2:1@4 3:1@4
+            0:1@7 1:2@3
+            0:1@8 2:1@5 3:1@5
+            0:1@9 1:2@5
+            0:1@10 2:1@6 3:1@6
+            0:1@11 1:1@7 2:1@7
+            0:1@12 1:1@8 2:1@8 +0 +1 +2
+            3:1@7 +3""",
+    ),
+    Case(
         name="rule 8: a prompt that is cached whole computes its last block again",
         settings={"enable_prefix_caching": True},
         requests=[
