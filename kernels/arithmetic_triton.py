@@ -6,6 +6,7 @@ as int16 bit patterns, so that no backend's conversion is trusted.
 
 from typing import Any
 
+import numpy as np
 import torch
 
 from bitgate.kernels import arithmetic
@@ -124,8 +125,10 @@ def launch(
             "expected tensors on a device that Triton compiles for, got CPU tensors: set "
             "TRITON_INTERPRET=1 before Python starts, or choose an implementation without Triton"
         )
-    if 0 not in grid:
-        kernel[grid](*arguments, enable_fp_fusion=False, num_warps=num_warps, **constants)
+    # Interpreted by NumPy, an infinity or a NaN would warn; no device does.
+    with np.errstate(all="ignore"):
+        if 0 not in grid:
+            kernel[grid](*arguments, enable_fp_fusion=False, num_warps=num_warps, **constants)
 
 
 def block_of(extent: int, limit: int) -> int:

@@ -9,9 +9,9 @@
   order.
 - `experts_oracle`: float64 values with an error bound for either contract.
 - `route`, `align`, `gemm`, `act`, `combine`: the stages. Each has its definition there, its inputs
-  and fixtures in `*_data`, the truth in `*_reference`, with a float64 value and an error bound where
-  it rounds, and its Triton kernels in `*_triton`. But for `gemm` they have the same bits on every
-  device.
+  and fixtures in `*_data`, the truth in `*_reference`, with a float64 value and an error bound
+  where it rounds, and its Triton kernels in `*_triton`. But for `gemm` they have the same bits on
+  every device.
 - `arguments`: what the experts refuse.
 """
 

@@ -81,6 +81,7 @@ def grouped(call: GroupedMatmul, out: Tensor, acc: Tensor | None) -> None:
         acc.copy_(canonical(total))
 
 
+@np.errstate(all="ignore")  # as silent about an infinity or a NaN as a device
 def _product(rows: Floats, columns: Floats, config: TileConfig) -> Floats:
     """Rows [block_m, k] times columns [up to block_n, k], transposed, in steps of block_k."""
     acc = np.zeros((config.block_m, config.block_n), np.float32)

@@ -1,16 +1,21 @@
-"""moe-torch/1: the loop is what transformers runs, and the sorted form has the same bits."""
+"""moe-torch/1: the loop is what transformers runs, and the sorted form has the same bits.
+
+What holds for the arguments of every implementation of moe_experts is tested here, too.
+"""
 
 from collections.abc import Iterator
 
 import pytest
 import torch
 
+from bitgate.kernels.loading import load
 from bitgate.kernels.moe import MOE_EXPERTS
 from bitgate.kernels.moe.experts import experts_loop, experts_sorted
 from bitgate.kernels.spec import Tensors
 from bitgate.records.types import Workload
 
 INFINITE = float("inf")
+EVERY = [pytest.param(load(one.target), id=one.name) for one in MOE_EXPERTS.implementations]
 
 
 def point(case: str = "random", **axes: int) -> Workload:
@@ -135,12 +140,12 @@ def test_an_expert_that_a_token_names_twice(top_k: int) -> None:
         assert differing(expected, implementation(**inputs, swiglu_limit=10.0)) == 0
 
 
-@pytest.mark.parametrize("implementation", [experts_loop, experts_sorted])
+@pytest.mark.parametrize("implementation", EVERY)
 def test_padding_is_skipped(implementation: object) -> None:
     inputs = MOE_EXPERTS.make_inputs(point(tokens=6, top_k=2), 0)
     alone = {**inputs, "topk_ids": inputs["topk_ids"][:, :1]}
     alone["topk_weights"] = inputs["topk_weights"][:, :1]
-    expected = experts_loop(**alone, swiglu_limit=10.0)
+    expected = implementation(**alone, swiglu_limit=10.0)
     for padding in (-1, 8):
         padded = {**inputs, "topk_ids": inputs["topk_ids"].clone()}
         padded["topk_ids"][:, 1] = padding
@@ -149,11 +154,11 @@ def test_padding_is_skipped(implementation: object) -> None:
     assert implementation(**nothing, swiglu_limit=10.0).count_nonzero() == 0
 
 
-@pytest.mark.parametrize("implementation", [experts_loop, experts_sorted])
+@pytest.mark.parametrize("implementation", EVERY)
 @pytest.mark.parametrize("weight", [float("nan"), float("inf"), -1.0])
 def test_the_weight_of_padding_counts_for_nothing(implementation: object, weight: float) -> None:
     inputs = MOE_EXPERTS.make_inputs(point("padding", tokens=12, top_k=3), 0)
-    expected = experts_loop(**inputs, swiglu_limit=10.0)
+    expected = implementation(**inputs, swiglu_limit=10.0)
     padded = (inputs["topk_ids"] < 0) | (inputs["topk_ids"] == 8)
     assert padded.any()
     inputs["topk_weights"][padded] = weight
@@ -163,13 +168,13 @@ def test_the_weight_of_padding_counts_for_nothing(implementation: object, weight
     assert differing(implementation(**inputs, swiglu_limit=10.0), expected) > 0
 
 
-@pytest.mark.parametrize("implementation", [experts_loop, experts_sorted])
+@pytest.mark.parametrize("implementation", EVERY)
 def test_no_tokens_give_no_rows(implementation: object) -> None:
     inputs = MOE_EXPERTS.make_inputs(point(tokens=0), 0)
     assert implementation(**inputs, swiglu_limit=10.0).shape == (0, 64)
 
 
-@pytest.mark.parametrize("implementation", [experts_loop, experts_sorted])
+@pytest.mark.parametrize("implementation", EVERY)
 def test_arguments_are_left_alone(implementation: object) -> None:
     inputs = MOE_EXPERTS.make_inputs(point(), 0)
     before = {name: tensor.clone() for name, tensor in inputs.items()}
@@ -177,7 +182,7 @@ def test_arguments_are_left_alone(implementation: object) -> None:
     assert all(torch.equal(before[name], inputs[name]) for name in inputs)
 
 
-@pytest.mark.parametrize("implementation", [experts_loop, experts_sorted])
+@pytest.mark.parametrize("implementation", EVERY)
 @pytest.mark.parametrize(
     ("name", "change", "error", "message"),
     [
@@ -201,8 +206,9 @@ def test_wrong_arguments_are_named(
         implementation(**inputs, swiglu_limit=10.0)
 
 
+@pytest.mark.parametrize("implementation", EVERY)
 @pytest.mark.parametrize("limit", [0.0, -1.0, float("nan")])
-def test_a_limit_that_is_not_positive(limit: float) -> None:
+def test_a_limit_that_is_not_positive(implementation: object, limit: float) -> None:
     inputs = MOE_EXPERTS.make_inputs(point(), 0)
     with pytest.raises(ValueError, match="swiglu_limit"):
-        experts_sorted(**inputs, swiglu_limit=limit)
+        implementation(**inputs, swiglu_limit=limit)
