@@ -36,8 +36,9 @@ def _check(session: Session) -> GateResult:
     swept = sweep(session, ID, steps, _expect(session, by_key), to_the_end=True)
     proof = document(session, (ID, VERSION), unit=UNIT, expected=len(frames), cases=swept.cases)
     result = conclude(session, proof, swept, steps)
+    truth = _other_truth(session, frames)
     uncompared = uncompared_frames(bundle, session.subject.kernel.op)
-    return replace(result, reason=result.reason + uncompared)
+    return replace(result, reason=result.reason + truth + uncompared)
 
 
 def frame_key(frame: Frame) -> str:
@@ -73,6 +74,20 @@ def uncompared_frames(bundle: Bundle, op: str) -> str:
     if not digests:
         return ""
     return f"; {digests} of {len(frames)} captured frames hold only digests and were not compared"
+
+
+def _other_truth(session: Session, frames: list[Frame]) -> str:
+    """What the candidate was compared with where the capture has another contract, in words."""
+    contract = session.subject.candidate.contract
+    foreign = [frame for frame in frames if frame.contract != contract]
+    if not foreign:
+        return ""
+    captured = ", ".join(sorted({frame.contract or "no contract" for frame in foreign}))
+    return (
+        f"; {len(foreign)} of {len(frames)} frames were captured under {captured}: there it is "
+        f"compared with the reference of its own contract {contract}, "
+        f"{session.subject.reference.name}, on the captured inputs"
+    )
 
 
 def _step(frame: Frame) -> Step:

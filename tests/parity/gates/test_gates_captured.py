@@ -53,9 +53,20 @@ def test_the_first_culprit_is_named_and_all_frames_are_evaluated(bench, bundle):
 def test_under_another_contract_the_reference_answers_for_captured_inputs(bench, write_bundle):
     # What was captured differs from the contract's arithmetic; its inputs still serve.
     bench.bundle = write_bundle(contract="toy-foreign/1", nudge=0.125)
-    assert bench.ask("G9").outcome == "pass"
+    passed = bench.ask("G9")
+    assert passed.outcome == "pass"
+    told = (
+        "6 of 6 frames were captured under toy-foreign/1: there it is compared with the reference "
+        "of its own contract toy/1, "
+    )
+    assert told in passed.reason
+    assert "on the captured inputs" in passed.reason
     body = SECOND_LAYER_WRONG.replace("LIMIT", "0")
-    assert bench.ask("G9", body).finding == "deterministic-mismatch"
+    failed = bench.ask("G9", body)
+    assert failed.finding == "deterministic-mismatch"
+    assert told in failed.reason
+    bench.bundle = write_bundle()
+    assert "captured under" not in bench.ask("G9").reason
 
 
 def test_a_node_that_does_not_reproduce_the_capture_convicts_nobody(bench, write_bundle):
