@@ -34,7 +34,14 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.fixture
-def differing(request) -> Callable[[str, Tensors, Tensors], dict[str, int]]:
+def note(request) -> Callable[[str], None]:
+    """Takes a line that is shown at the end of the run."""
+    lines: list[str] = request.config.stash.setdefault(FOUND, [])
+    return lines.append
+
+
+@pytest.fixture
+def differing(note) -> Callable[[str, Tensors, Tensors], dict[str, int]]:
     """Counts the elements with other bits, per tensor, and notes them under a subject."""
 
     def count(subject: str, expected: Tensors, actual: Tensors) -> dict[str, int]:
@@ -43,10 +50,8 @@ def differing(request) -> Callable[[str, Tensors, Tensors], dict[str, int]]:
         assert all(mismatch.kind == "bits" for mismatch in comparison.mismatches)
         counts = dict.fromkeys(expected, 0)
         counts |= {found.tensor: found.differing for found in comparison.mismatches}
-        told = ", ".join(
-            f"{counts[name]} of {value.numel()} {name}" for name, value in expected.items()
-        )
-        request.config.stash.setdefault(FOUND, []).append(f"{subject}: {told}")
+        told = (f"{counts[name]} of {value.numel()} {name}" for name, value in expected.items())
+        note(f"{subject}: {', '.join(told)}")
         return counts
 
     return count
