@@ -39,15 +39,15 @@ def simulate(out: Path, ledger: Ledger) -> Service:
 
 def again(out: Path) -> str:
     """The arguments of `bitgate sim run` that repeat the second simulation."""
-    limits = f"--max-num-batched-tokens {STEP_TOKENS} --max-num-seqs {STEP_TOKENS}"
-    return f"--ledger {out / 'ledger'} --peaks {out / PEAKS} {limits} --name {_name('standing')}"
+    prices = f"--ledger {out / 'ledger'} --peaks {out / PEAKS}"
+    return f"{prices} --max-num-batched-tokens {STEP_TOKENS} --name {_name('standing')}"
 
 
 def _simulate(out: Path, ledger: Ledger, basis: Basis) -> dict[str, Any]:
     outcome = run(
         Scenario(
             name=_name(basis),
-            engine=default_engine(max_num_batched_tokens=STEP_TOKENS, max_num_seqs=STEP_TOKENS),
+            engine=default_engine(max_num_batched_tokens=STEP_TOKENS),
             requests=REQUESTS,
             ledger=ledger.root,
             basis=basis,
