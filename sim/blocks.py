@@ -11,7 +11,8 @@ class BlockPool:
 
     The free queue, front to back, is `_fresh` read from its end, then `_idle`: a free block without
     a key is never behind one with a key, because only blocks with a key go to the tail. Of several
-    blocks with one key `_first` has the oldest, and `_copies` the others by age.
+    blocks with one key `_first` has the oldest, and `_copies` the others by age. A block whose key
+    nobody else can ask for may go without one, and queue as if it had it.
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -50,10 +51,10 @@ class BlockPool:
         fresh.clear()
         evicted = [self._idle.popitem(last=False)[0] for _ in range(count - len(taken))]
         for block in evicted:
-            key = self._key_of[block]
+            key, self._key_of[block] = self._key_of[block], None
             if key in self._copies:
                 self._drop_copy(key, block)
-            else:
+            elif key is not None:
                 del self._first[key]
         return taken + evicted
 

@@ -48,15 +48,16 @@ class Book:
         if self._watch.step:
             self._watch.step(start_ns, ns, shape)
 
-    def decodes(self, start_ns: int, spans_ns: list[int], decodes: int, kv_tokens: int) -> None:
-        """A run of steps in which the same requests decode."""
+    def decodes(self, start_ns: int, spans_ns: list[int], shapes: list[StepShape]) -> None:
+        """Steps without prefills ran, one after the other."""
+        watch = self._watch.step
         words: list[int] = []
-        for ns in spans_ns:
+        for ns, shape in zip(spans_ns, shapes, strict=True):
+            _, decodes, kv_tokens, _ = shape
             words += (start_ns, ns, decodes, kv_tokens, 0)
-            if self._watch.step:
-                self._watch.step(start_ns, ns, StepShape((), decodes, kv_tokens, decodes))
+            if watch:
+                watch(start_ns, ns, shape)
             start_ns += ns
-            kv_tokens += decodes
         self._steps.add(words)
 
     def result(self, result: RequestResult) -> None:

@@ -78,6 +78,7 @@ class Lane:
                 prompt=request.prompt_tokens,
                 limit=request.prompt_tokens + request.output_tokens,
                 content=block_keys(request.segments, self._arrivals, self._config.block_size),
+                shared=bool(request.segments),
                 arrival=request.arrival_ns,
                 priority=request.priority,
             )
@@ -132,6 +133,7 @@ class Lane:
         decodes, kv_tokens = self.engine.cohort
         cost, overhead_ns = self._cost, self._config.step_overhead_ns
         spans_ns: list[int] = []
+        shapes: list[StepShape] = []
         now_ns = self.now_ns
         for attended in range(kv_tokens, kv_tokens + most * decodes, decodes):
             if now_ns >= time_ns:
@@ -142,10 +144,11 @@ class Lane:
                 raise _bad_price(shape, ns)
             ns += overhead_ns
             spans_ns.append(ns)
+            shapes.append(shape)
             now_ns += ns
         self._index += len(spans_ns)
         self.auditor.coast(self.now_ns, spans_ns, decodes)
-        self._book.decodes(self.now_ns, spans_ns, decodes, kv_tokens)
+        self._book.decodes(self.now_ns, spans_ns, shapes)
         self.now_ns = now_ns
         for job in self.engine.pass_plain_steps(len(spans_ns)):
             self._finish(job)

@@ -249,7 +249,7 @@ class Engine:
         returned = sum(chunk.tokens for chunk in step.chunks if chunk.job is victim)
         step.chunks = [chunk for chunk in step.chunks if chunk.job is not victim]
         step.preempted.append((victim, victim.computed))
-        self._cache.release(victim)
+        self._cache.preempt(victim)
         victim.computed = 0
         victim.preemptions += 1
         self._waiting.add_preempted(victim)

@@ -13,9 +13,10 @@ class Job:
 
     limit: known tokens at which it ends
     content: the keys of its blocks, in order, without end
+    shared: its tokens may be another's too; otherwise its blocks are of use to itself alone
     tokens: known tokens, prompt and outputs so far
     computed: tokens whose keys and values lie in `blocks`
-    named: leading blocks that can be found by their keys
+    named: leading blocks that can be found by their keys, or could be if somebody looked
     filling: its last step left known tokens uncomputed, so it is a prompt in progress
     base: while it is in the cohort, `computed` less the cohort's tick (see cohort.py)
     """
@@ -24,6 +25,7 @@ class Job:
     prompt: int
     limit: int
     content: Iterator[Hashable]
+    shared: bool = True
     arrival: int = 0
     priority: int = 0
     tokens: int = 0

@@ -22,7 +22,7 @@ class KvCache:
 
     def lookup(self, job: Job) -> list[int]:
         """Rule 8: the longest cached chain of full blocks, short of the last known token."""
-        if not self._caching:
+        if not self._caching or not (job.shared or job.preemptions):
             return []
         return self.pool.find(job.block_keys(0, (job.tokens - 1) // self._block_size))
 
@@ -63,11 +63,21 @@ class KvCache:
             job.blocks.append(block)
 
     def name(self, job: Job, tokens: int) -> None:
-        """Let the blocks that so many tokens fill be found (rule 11)."""
+        """Let the blocks that so many tokens fill be found (rule 11).
+
+        Where only the job itself could look for them, that is put off until it loses them.
+        """
         full = tokens // self._block_size
         if full > job.named:
-            self.pool.name(job.blocks[job.named : full], job.block_keys(job.named, full))
+            if job.shared:
+                self.pool.name(job.blocks[job.named : full], job.block_keys(job.named, full))
             job.named = full
+
+    def preempt(self, job: Job) -> None:
+        """Own nothing any more, and perhaps find some of it later."""
+        if not job.shared:
+            self.pool.name(job.blocks[: job.named], job.block_keys(0, job.named))
+        self.release(job)
 
     def release(self, job: Job) -> None:
         """Own nothing any more."""

@@ -1,5 +1,6 @@
 """One truth: touching every request, counting cohorts and jumping ahead give the same run."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -152,3 +153,11 @@ def test_every_pace_gives_the_same_run_and_the_audit_passes(data):
     config = data.draw(settings())
     requests = data.draw(workloads(config))
     same_in_every_pace(config, requests)
+
+
+@given(st.data())
+def test_tokens_that_nobody_shares_are_the_same_named_or_not(data):
+    config = replace(data.draw(settings()), enable_prefix_caching=True)
+    unnamed = [replace(request, segments=()) for request in data.draw(workloads(config))]
+    named = [replace(r, segments=((r.id, r.prompt_tokens + r.output_tokens),)) for r in unnamed]
+    assert simulate(unnamed, config, cost) == simulate(named, config, cost)
