@@ -12,6 +12,7 @@ from bitgate.records.base import InvariantError
 from bitgate.records.codec import json_schema
 from bitgate.records.console import console, print_json
 from bitgate.records.errors import Inconclusive, LedgerBroken, UsageError
+from bitgate.records.lanes import standing
 from bitgate.records.ledger import Entry, Ledger
 from bitgate.records.policy import Recheck, promote, reject
 from bitgate.records.provenance import user
@@ -158,11 +159,20 @@ def reject_command(
     writer: WriterId = None,
     as_json: AsJson = False,
 ) -> None:
-    """Reject a record, with a reason that stays."""
+    """Reject a record, with a reason that stays, and say which record holds its lane afterwards."""
     if not reason.strip():
         raise UsageError("--reason is empty; say why, the next one who tries reads it")
-    target = _writable(ledger).writer(writer)
-    _tell(reject(target, record, author=author or user(), reason=reason), as_json=as_json)
+    rows = _writable(ledger)
+    decision = reject(rows.writer(writer), record, author=author or user(), reason=reason)
+    held = standing(rows, decision.lane)
+    if as_json:
+        print_json(asdict(decision) | {"standing": None if held is None else held.id})
+        return
+    _tell(decision, as_json=False)
+    if held is None:
+        _say("no record stands in the lane now; `bitgate records promote --first` opens it")
+    else:
+        _say(f"in the lane stands {held.body.candidate.name} ({held.id[:12]})")
 
 
 def report_command(

@@ -128,6 +128,24 @@ def test_a_rejection_needs_a_reason(run, story):
         run("reject", story["bad"], "--reason", " ")
 
 
+def test_a_rejection_says_which_record_stands_afterwards(run, story):
+    def reject(name: str, *options: str) -> str:
+        return run("reject", story[name], "--reason", "wrong", "--author", "ann", *options)
+
+    run("promote", story["loop"], "--first", "--author", "ann")
+    run("promote", story["fast"], "--author", "ann")
+    assert f"in the lane stands sorted-once ({story['fast'][:12]})" in reject("bad")
+    assert f"in the lane stands loop ({story['loop'][:12]})" in reject("fast")
+    last = json.loads(reject("loop", "--json"))
+    assert (last["kind"], last["record_id"], last["standing"]) == ("rejected", story["loop"], None)
+
+
+def test_a_rejection_that_closes_the_lane_says_so(run, story):
+    run("promote", story["loop"], "--first", "--author", "ann")
+    closed = run("reject", story["loop"], "--reason", "wrong", "--author", "ann")
+    assert "no record stands in the lane now; `bitgate records promote --first`" in closed
+
+
 def test_verify_exit_codes(run, ledger, story, tmp_path):
     run("verify")
     file = ledger.root / "a" / "0001.jsonl"
