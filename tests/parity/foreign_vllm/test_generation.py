@@ -1,8 +1,8 @@
 """vLLM's CPU engine gives the same tokens again, and however many sequences it runs at once.
 
-Found with vLLM 0.32.0 on a Xeon with AMX: all tokens are the same, but the log-probabilities of one
-prompt in eight are not when two instead of eight sequences share a batch, for one thread and two.
-Something in the model depends on the batch; its experts do not (test_experts.py).
+Found with vLLM 0.32.0 on a Xeon with AMX: all tokens are the same, but 1 of 128 log-probabilities
+changes when two instead of eight sequences share a batch. Something in the model depends on the
+batch; its experts do not (test_experts.py).
 """
 
 import json
