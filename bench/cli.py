@@ -109,7 +109,7 @@ def new_candidate_command(
 def bench_run_command(file: _File, ledger: _Ledger = _LEDGER, *, as_json: _Json = False) -> None:
     """Time a candidate against its baseline, outputs verified, gates not run: not a record."""
     from bitgate.bench.effect import effect
-    from bitgate.bench.stages import time_only
+    from bitgate.bench.rounds import time_only
     from bitgate.records.ledger import Ledger
 
     with telling(quiet=as_json) as tell:

@@ -5,45 +5,38 @@ changes only through the promotion policy, which judges what was stored.
 """
 
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
 from typing import Literal, cast
 
-from bitgate.bench.effect import EffectReport, effect
+from bitgate.bench.effect import EffectReport
 from bitgate.bench.findings import (
     Finding,
     StageOutcome,
     fail_all,
     judge,
-    lane_of,
     micro_answer,
     stop,
 )
 from bitgate.bench.plan import require_rounds
 from bitgate.bench.process import ChildFailed
 from bitgate.bench.recheck import recheck
-from bitgate.bench.resolve import Job, environment_of, resolve
+from bitgate.bench.resolve import Job, resolve
 from bitgate.bench.resume import RunState
-from bitgate.bench.session import Timed, measure
-from bitgate.bench.sides import Contest
+from bitgate.bench.rounds import findings_of, time_all
+from bitgate.bench.rows import declare, store
 from bitgate.bench.witness import TimingRefused
-from bitgate.kernels import probes
 from bitgate.parity import gates
 from bitgate.parity.gates.base import Progress
 from bitgate.records.candidate_file import CandidateFile
 from bitgate.records.chain import Entry
-from bitgate.records.clock import utc_now
 from bitgate.records.errors import Inconclusive, UsageError
 from bitgate.records.lanes import current_baseline
 from bitgate.records.ledger import Ledger
 from bitgate.records.policy import PromotionRefused, promote
-from bitgate.records.provenance import harness
 from bitgate.records.types import (
     Candidate,
     Decision,
     GateResult,
-    Pairs,
     Record,
     Verdict,
     Workload,
@@ -136,10 +129,10 @@ def run_candidate(
         _require_closed_lane(job, ledger)
     writer = ledger.writer()
     if open_lane:
-        _declare(job, writer)
+        declare(job, writer)
     stages: list[Stage] = []
     verdict, reused = _boundary(job, ledger, stages, resume=resume, progress=progress)
-    findings = _findings(job)
+    findings = findings_of(job)
     if verdict.passed:
         _micro(job, ledger, findings, stages, progress)
         stages.append(Stage(name="served", outcome="not-run", reason="not configured"))
@@ -147,7 +140,7 @@ def run_candidate(
         fail_all(findings, verdict)
         stages.append(Stage(name="micro", outcome="not-run", reason="stopped at boundary"))
         stages.append(Stage(name="served", outcome="not-run", reason="stopped at boundary"))
-    entries = _store(job, verdict, findings, writer)
+    entries = store(job, verdict, findings, writer)
     rows = tuple(
         _decide(finding, entry, writer, author=author, open_lane=open_lane)
         for finding, entry in zip(findings, entries, strict=True)
@@ -160,13 +153,6 @@ def run_candidate(
         rows=rows,
         reused=reused,
     )
-
-
-def _findings(job: Job) -> list[Finding]:
-    return [
-        Finding(workload=one, lane=lane, baseline=baseline, outcome="passed", reason="")
-        for one, lane, baseline in zip(job.workloads, job.lanes, job.baselines, strict=True)
-    ]
 
 
 # --- boundary ------------------------------------------------------------------------------------
@@ -244,8 +230,7 @@ def _micro(
 ) -> None:
     started = time.monotonic()
     try:
-        for group in _by_baseline(findings):
-            _time_group(job, group, progress)
+        time_all(job, findings, progress)
     except TimingRefused as error:
         mine = error.side == "C"
         stop(findings, "rejected" if mine else "inconclusive", str(error))
@@ -261,90 +246,7 @@ def _micro(
     stages.append(Stage(name="micro", outcome=outcome, reason=reason, seconds=_seconds(started)))
 
 
-def time_only(
-    file: CandidateFile, ledger: Ledger, *, progress: Progress
-) -> list[tuple[Workload, Timed]]:
-    """Time without gates and without a record; every timed output is still verified."""
-    require_rounds(file)
-    job = resolve(file, ledger)
-    findings = _findings(job)
-    for group in _by_baseline(findings):
-        _time_group(job, group, progress)
-    return [(one.workload, one.timed) for one in findings if one.timed is not None]
-
-
-def _by_baseline(findings: list[Finding]) -> Iterator[list[Finding]]:
-    """Workloads with one baseline are timed in the same processes."""
-    groups: dict[str, list[Finding]] = {}
-    for finding in findings:
-        digest = "" if finding.baseline is None else finding.baseline.candidate.digest
-        groups.setdefault(digest, []).append(finding)
-    yield from groups.values()
-
-
-def _time_group(job: Job, group: list[Finding], progress: Progress) -> None:
-    subject, rival = job.subject, group[0].baseline
-    contest = Contest(
-        subject=subject,
-        baseline_target=(rival.candidate if rival else subject.candidate).implementation,
-        baseline_root=rival.root if rival else subject.root,
-    )
-    timed = measure(
-        contest,
-        [finding.workload for finding in group],
-        job.plan,
-        timeout_s=job.file.bench.timeout_s,
-        progress=progress,
-    )
-    for finding, (_, result) in zip(group, timed, strict=True):
-        finding.timed = result
-        finding.effect = effect(result.measurement)
-        finding.notes += result.notes
-
-
-# --- records and decisions -----------------------------------------------------------------------
-
-
-def _declare(job: Job, writer: Writer) -> None:
-    """Declare the lanes before anything is measured in them."""
-    known = {entry.body.id for entry in writer.ledger.lanes()}
-    rows = [lane_of(job, one) for one in job.workloads]
-    writer.append_many([row for row in rows if row.id not in known])
-
-
-@cache
-def _probed(device: str) -> Pairs:
-    """What the device's arithmetic does; it stays so while this process lives."""
-    return probes.run(device)
-
-
-def _store(
-    job: Job, verdict: Verdict, findings: list[Finding], writer: Writer
-) -> list[Entry[Record]]:
-    """Append all records of the run, or none."""
-    environment = environment_of(job.subject, _probed(job.subject.candidate.device))
-    tool, now = harness(), utc_now()
-    records = [
-        Record(
-            created_at=now,
-            lane=finding.lane,
-            candidate=job.subject.candidate,
-            baseline=None if finding.baseline is None else finding.baseline.candidate,
-            workload=finding.workload,
-            bundle_sha256=None if job.bundle is None else job.bundle.sha256,
-            environment=environment,
-            harness=tool,
-            verdict=verdict,
-            outcome=finding.outcome,
-            reason=finding.reason,
-            measurement=None if finding.timed is None else finding.timed.measurement,
-            effect=None if finding.effect is None else finding.effect.effect,
-            reopen_requires=finding.reopen_requires,
-            notes=tuple(sorted(finding.notes)),
-        )
-        for finding in findings
-    ]
-    return [cast("Entry[Record]", entry) for entry in writer.append_many(list(records))]
+# --- decisions ----------------------------------------------------------------------------------
 
 
 def _decide(

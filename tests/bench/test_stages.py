@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from bitgate.bench import show, stages
+from bitgate.bench import rounds, show, stages
 from bitgate.bench.effect import NULL_ROUNDS
 from bitgate.bench.process import ChildFailed
 from bitgate.bench.resume import RunState
@@ -101,7 +101,7 @@ def timing(measurement):
 
 
 def row_of(go, path, measurement, monkeypatch):
-    monkeypatch.setattr(stages, "measure", timing(measurement))
+    monkeypatch.setattr(rounds, "measure", timing(measurement))
     report = go(path)
     return report.rows[0], report.exit_code
 
@@ -110,7 +110,7 @@ def test_from_an_opened_lane_to_a_promotion(
     write, go, ledger, folder, gates, answers_here, monkeypatch, fabricate
 ):
     with monkeypatch.context() as patched:
-        patched.setattr(stages, "measure", timing(fabricate(SAMPLES, SAMPLES)))
+        patched.setattr(rounds, "measure", timing(fabricate(SAMPLES, SAMPLES)))
         opened = go(write("slow", SLOW), open_lane=True)
     assert [row.ending for row in opened.rows] == ["opened"], opened.rows[0].reason
     lane = opened.rows[0].entry.body.lane
@@ -139,7 +139,7 @@ def never(*arguments, **options):
 def test_a_retry_needs_what_the_rejection_asked_for(
     write, go, gates, monkeypatch, settings, finding
 ):
-    monkeypatch.setattr(stages, "measure", never)
+    monkeypatch.setattr(rounds, "measure", never)
     failed = replace(result("G4", None, "fail"), finding=finding, culprit="token 3")
     gates.findings["G4"] = failed
     report = go(write("same"))
@@ -150,7 +150,7 @@ def test_a_retry_needs_what_the_rejection_asked_for(
 
 
 def test_a_blocked_gate_is_inconclusive(write, go, gates, monkeypatch):
-    monkeypatch.setattr(stages, "measure", never)
+    monkeypatch.setattr(rounds, "measure", never)
     gates.findings["G9"] = result("G9", None, "blocked")
     report = go(write("same"))
     assert (report.rows[0].ending, report.exit_code) == ("inconclusive", 3)
@@ -176,7 +176,7 @@ def raising(error):
 def test_no_time_is_recorded_where_timing_failed(
     write, go, gates, monkeypatch, error, ending, code
 ):
-    monkeypatch.setattr(stages, "measure", raising(error))
+    monkeypatch.setattr(rounds, "measure", raising(error))
     report = go(write("same"))
     row = report.rows[0]
     assert (row.ending, report.exit_code, row.reason) == (ending, code, "planted")
@@ -236,7 +236,7 @@ def test_samples_that_prove_nothing_make_no_record_of_speed(
 
 
 def test_a_difference_to_itself_opens_no_lane(write, go, ledger, gates, monkeypatch, fabricate):
-    monkeypatch.setattr(stages, "measure", timing(fabricate(SAMPLES, HALF)))
+    monkeypatch.setattr(rounds, "measure", timing(fabricate(SAMPLES, HALF)))
     report = go(write("same"), open_lane=True)
     assert (report.rows[0].ending, report.exit_code) == ("inconclusive", 4)
     assert current_baseline(ledger, report.rows[0].entry.body.lane) is None
@@ -260,12 +260,12 @@ def test_opening_a_lane_excludes_a_baseline(write, go):
 
 def test_a_killed_run_goes_on_with_its_gates(write, go, ledger, folder, gates, monkeypatch):
     path = write("same")
-    monkeypatch.setattr(stages, "measure", raising(KeyboardInterrupt()))
+    monkeypatch.setattr(rounds, "measure", raising(KeyboardInterrupt()))
     with pytest.raises(KeyboardInterrupt):
         go(path)
     assert list(ledger.records()) == []
 
-    monkeypatch.setattr(stages, "measure", raising(Inconclusive("planted")))
+    monkeypatch.setattr(rounds, "measure", raising(Inconclusive("planted")))
     gates.asked.clear()
     assert go(path, resume=True).reused == REQUIRED
     assert gates.asked == []
@@ -279,7 +279,7 @@ def test_a_killed_run_goes_on_with_its_gates(write, go, ledger, folder, gates, m
 
 
 def test_a_run_killed_between_two_gates_repeats_only_the_rest(write, go, gates, monkeypatch):
-    monkeypatch.setattr(stages, "measure", raising(Inconclusive("planted")))
+    monkeypatch.setattr(rounds, "measure", raising(Inconclusive("planted")))
     path = write("same")
     gates.findings["G9"] = result("G9", None, "blocked")
     go(path)
@@ -290,7 +290,7 @@ def test_a_run_killed_between_two_gates_repeats_only_the_rest(write, go, gates, 
 
 
 def test_kept_results_without_their_evidence_are_not_used(write, go, ledger, gates, monkeypatch):
-    monkeypatch.setattr(stages, "measure", raising(Inconclusive("planted")))
+    monkeypatch.setattr(rounds, "measure", raising(Inconclusive("planted")))
     go(write("same"))
     file = next((ledger.root.parent / "runs").glob("*/gates.json"))
     state = RunState(ledger, file.parent.name)
@@ -322,7 +322,7 @@ def test_a_run_is_printed_with_its_evidence_and_how_to_repeat_it(
             max_ulp=1,
         ),
     )
-    monkeypatch.setattr(stages, "measure", never)
+    monkeypatch.setattr(rounds, "measure", never)
     path = write("same")
     report = go(path)
     show.run(report, f"bitgate run {path}", ledger.root, as_json=False)

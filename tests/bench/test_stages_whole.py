@@ -2,7 +2,7 @@
 
 import pytest
 
-from bitgate.bench import stages
+from bitgate.bench import rounds
 from bitgate.bench.recheck import recheck
 from bitgate.records.lanes import current_baseline
 
@@ -68,7 +68,7 @@ def test_a_killed_run_goes_on_with_its_gates(write, go, ledger, folder, monkeypa
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(stages, "measure", killed)
+        patched.setattr(rounds, "measure", killed)
         with pytest.raises(KeyboardInterrupt):
             go(path)
     assert list(ledger.records()) == []
@@ -80,7 +80,7 @@ def test_a_killed_run_goes_on_with_its_gates(write, go, ledger, folder, monkeypa
 
     # One changed byte is another candidate: nothing is used again.
     (folder / "same.py").write_text((folder / "same.py").read_text() + "\n")
-    monkeypatch.setattr(stages, "measure", lambda *arguments, **options: iter(()))
+    monkeypatch.setattr(rounds, "measure", lambda *arguments, **options: iter(()))
     with pytest.raises(ValueError, match="zip"):
         go(path, resume=True)
     digests = sorted(entry.name for entry in (ledger.root.parent / "runs").iterdir())
