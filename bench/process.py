@@ -1,19 +1,13 @@
 """The parent's end of a timing child: one request, one answer, a deadline, and last words."""
 
 import multiprocessing
-import os
 import secrets
-import signal
-import subprocess
-import sys
-import tempfile
-import time
-from contextlib import suppress
 from types import TracebackType
-from typing import Any, BinaryIO, NoReturn, Self
+from typing import Any, NoReturn, Self
 
 from bitgate.kernels.spec import Tensors
 from bitgate.parity import wire
+from bitgate.parity.fresh_process import FreshProcess
 from bitgate.records.errors import BitgateError, EnvironmentUnfit
 from bitgate.records.types import Pairs
 
@@ -21,8 +15,6 @@ from bitgate.records.types import Pairs
 _GRACE_S = 3.0
 _CLOSE_S = 5.0
 _LAST_WORDS_S = 1.0
-_POLL_S = 0.005
-_TAIL_BYTES = 4096
 
 
 class ChildFailed(BitgateError):  # noqa: N818 - what happened
@@ -44,20 +36,9 @@ class Child:
         self._timeout_s = timeout_s
         self._nonce = secrets.token_hex(16)
         self._number = 0
-        # A file, not a pipe: a chatty candidate cannot block on it.
-        self._noise: BinaryIO = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close()
         self._connection, theirs = multiprocessing.Pipe()
-        command = [sys.executable, "-P", "-B", "-m", "bitgate.bench.child"]
         with theirs:
-            self._process = subprocess.Popen(
-                [*command, str(theirs.fileno())],
-                pass_fds=(theirs.fileno(),),
-                stdin=subprocess.DEVNULL,
-                stdout=self._noise,
-                stderr=self._noise,
-                env=dict(environment),
-                start_new_session=True,
-            )
+            self._process = FreshProcess("bitgate.bench.child", (theirs.fileno(),), environment)
 
     def __enter__(self) -> Self:
         return self
@@ -111,31 +92,11 @@ class Child:
     def close(self) -> None:
         """End the process, gently first, and everything it started; may be called again."""
         self._connection.close()
-        self._end(_CLOSE_S)
-        self._noise.close()
-
-    def _end(self, patience_s: float) -> None:
-        """Let it end by itself for so long, then end its whole group.
-
-        A side may have started processes, which outlive theirs. The group is ended before the
-        process is reaped: until then nobody else can have its number.
-        """
-        if self._process.returncode is not None:
-            return
-        deadline = time.monotonic() + patience_s
-        gone = os.WEXITED | os.WNOWAIT | os.WNOHANG
-        while not os.waitid(os.P_PID, self._process.pid, gone) and time.monotonic() < deadline:
-            time.sleep(_POLL_S)
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+        self._process.close(_CLOSE_S)
 
     def _fail(self, what: str) -> NoReturn:
-        self._end(_LAST_WORDS_S)
-        size = self._noise.seek(0, os.SEEK_END)
-        self._noise.seek(max(0, size - _TAIL_BYTES))
-        words = self._noise.read().decode(errors="replace").strip() or "(none)"
+        self._process.end(_LAST_WORDS_S)
         raise ChildFailed(
-            f"the timing process gave no answer: {what}; status {self._process.returncode}. "
-            f"No time is taken from it. Its last words:\n{words}"
+            f"the timing process gave no answer: {what}; status {self._process.status}. "
+            f"No time is taken from it. Its last words:\n{self._process.last_words()}"
         )

@@ -7,20 +7,17 @@ answers carry raw outputs, the inputs that the call changed and the settings it 
 import fcntl
 import os
 import select
-import signal
-import subprocess
-import sys
-import tempfile
 import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, NoReturn, Self
+from typing import NoReturn, Self
 
 import torch
 
 from bitgate.kernels.spec import Constants, Kernel, Tensors
 from bitgate.parity import wire
+from bitgate.parity.fresh_process import FreshProcess
 from bitgate.parity.instance import Placement
 from bitgate.parity.worker_child import UNFIT
 from bitgate.records.errors import BitgateError, EnvironmentUnfit
@@ -33,7 +30,6 @@ CALL_TIMEOUT_S = 120.0
 _GRACE_S = 2.0
 _CLOSE_S = 5.0
 _CHUNK_BYTES = 1 << 20
-_TAIL_BYTES = 4096
 
 
 class WorkerError(BitgateError):
@@ -115,20 +111,11 @@ class Worker:
         self._launch = launch
         self._facts: Facts | None = None
         self._number = 0
-        # A file, not a pipe: a chatty candidate cannot block on it.
-        self._noise: BinaryIO = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close()
         request_read, self._requests = os.pipe()
         self._replies, reply_write = os.pipe()
-        command = [sys.executable, "-P", "-B", "-m", "bitgate.parity.worker_child"]
         try:
-            self._process = subprocess.Popen(
-                [*command, str(request_read), str(reply_write)],
-                pass_fds=(request_read, reply_write),
-                stdin=subprocess.DEVNULL,
-                stdout=self._noise,
-                stderr=self._noise,
-                env=None if launch.environment is None else dict(launch.environment),
-                start_new_session=True,
+            self._process = FreshProcess(
+                "bitgate.parity.worker_child", (request_read, reply_write), launch.environment
             )
         finally:
             os.close(request_read)
@@ -228,18 +215,7 @@ class Worker:
             with suppress(OSError):
                 os.close(fd)
         self._requests = self._replies = -1
-        if self._process.returncode is None:
-            with suppress(subprocess.TimeoutExpired):
-                self._process.wait(_CLOSE_S)
-        # Also after a gentle end: what it started may live on.
-        self._kill()
-        self._noise.close()
-
-    def _kill(self) -> None:
-        """End the process and its whole group, which may outlive it."""
-        with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+        self._process.close(_CLOSE_S)
 
     def _write(self, message: bytes) -> None:
         left = memoryview(message)
@@ -264,7 +240,7 @@ class Worker:
 
     def _stray(self, why: str) -> NoReturn:
         """Nothing can be told from this process any more: somebody else writes into its pipe."""
-        self._kill()
+        self._process.end(0)
         raise WorkerDied(
             f"{self._launch.target}: expected one answer to each call, got something else: {why}. "
             "Does it fork, or write to descriptors that are not its own?"
@@ -290,11 +266,9 @@ class Worker:
     def _fail(self) -> NoReturn:
         """Raise what happened to the process, which has closed its pipe or used up its time."""
         late = time.monotonic() >= self._deadline - _GRACE_S
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(0 if late else _CLOSE_S)
-        if self._process.returncode is None:
-            self._kill()
-        status, tail, target = self._process.returncode, self._tail(), self._launch.target
+        self._process.end(0 if late else _CLOSE_S)
+        status, target = self._process.status, self._launch.target
+        tail = self._process.last_words()
         if status == UNFIT:
             raise EnvironmentUnfit(f"the worker cannot run on this node: {tail}; install torch")
         if late:
@@ -306,11 +280,6 @@ class Worker:
             f"{target}: expected an answer, but the process ended with status {status}; "
             f"run it by itself to see why. Its last words:\n{tail}"
         )
-
-    def _tail(self) -> str:
-        size = self._noise.seek(0, os.SEEK_END)
-        self._noise.seek(max(0, size - _TAIL_BYTES))
-        return self._noise.read().decode(errors="replace").strip() or "(none)"
 
 
 def _apart(tensors: Tensors) -> Tensors:
