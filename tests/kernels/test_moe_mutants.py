@@ -11,6 +11,7 @@ into the second matmul without activation, and the slots were never added.
 import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import pytest
@@ -32,11 +33,13 @@ from bitgate.parity.settings import settings
 from bitgate.parity.worker import Facts, Launch, Reply
 from bitgate.records import provenance
 from bitgate.records.closure import PACKAGE_ROOT
-from bitgate.records.types import Evidence, GateResult
+from bitgate.records.types import Candidate, Evidence, GateResult
 
 Run = Callable[..., Tensor]
 Changed = Callable[..., Any]
 
+# No fault below leaves a setting behind, and looking takes longer than the experts.
+SETTINGS = settings()
 G2 = next(gate for gate in GATES if gate.id == "G2")
 ALL = [one.name for one in MOE_EXPERTS.implementations]
 
@@ -216,8 +219,7 @@ class InProcess:
 
     @property
     def facts(self) -> Facts:
-        now = settings()
-        return Facts(file="", torch="", python="", device="cpu", before=now, after=now)
+        return Facts(file="", torch="", python="", device="cpu", before=SETTINGS, after=SETTINGS)
 
     def send(
         self,
@@ -233,7 +235,7 @@ class InProcess:
             plain = {name: value.clone() for name, value in inputs.items()}
             answer = Instance(self.run, "cpu").call(plain, constants, placement, poison)
             outputs = self.launch.kernel.named_outputs(answer.outputs)
-            self.answers[key] = Reply(outputs=outputs, mutated={}, settings=settings())
+            self.answers[key] = Reply(outputs=outputs, mutated={}, settings=SETTINGS)
         self.answer = self.answers[key]
 
     def receive(self) -> Reply:
@@ -252,9 +254,10 @@ def keep(data: bytes, media: str) -> Evidence:
     return Evidence(sha256=hashlib.sha256(data).hexdigest(), size_bytes=len(data), media=media)
 
 
-def judged(one: Implementation, run: Run) -> GateResult:
-    """What G2 says of `run` in the place of the implementation."""
-    candidate = provenance.candidate(
+@cache
+def identified(one: Implementation) -> Candidate:
+    """The implementation as a candidate; its source files are read once."""
+    return provenance.candidate(
         name=one.name,
         op=one.op,
         contract=one.contract,
@@ -264,9 +267,13 @@ def judged(one: Implementation, run: Run) -> GateResult:
         root=PACKAGE_ROOT,
         switches=(),
     )
+
+
+def judged(one: Implementation, run: Run) -> GateResult:
+    """What G2 says of `run` in the place of the implementation."""
     subject = Subject(
         kernel=MOE_EXPERTS,
-        candidate=candidate,
+        candidate=identified(one),
         root=None,
         reference=implementation(MOE_EXPERTS.references[one.contract]),
         constants=dict(MOE_EXPERTS.constants),

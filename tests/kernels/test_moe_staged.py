@@ -82,7 +82,7 @@ def test_no_bit_differs_on_the_suite(workload: Workload, block_k: int) -> None:
 
 def test_the_first_boundary_that_differs_is_the_first_wrong_one() -> None:
     """Planted: another order of K; the sums over slots may hide what the accumulators show."""
-    inputs = MOE_EXPERTS.make_inputs(point(tokens=16), 0)
+    inputs = MOE_EXPERTS.make_inputs(point(), 0)
     expected, _ = tapped(inputs)
     wrong: Tensors = {}
     experts_triton(**inputs, swiglu_limit=10.0, config=SMALLER, tap=wrong.__setitem__)
@@ -126,7 +126,8 @@ def test_weights_in_bfloat16_are_widened() -> None:
     widened = inputs | {"topk_weights": inputs["topk_weights"].float()}
     expected, actual = tapped(inputs)
     assert_same(expected, actual)
-    assert_same(expected, tapped(widened)[1])
+    out = experts_tile(**widened, swiglu_limit=10.0)
+    assert compare_tensors("out", {"out": out}, {"out": actual["out"]}).equal
 
 
 def test_all_pairs_dropped_give_zeros() -> None:
@@ -182,6 +183,7 @@ def openblas() -> bool:
     return platform.machine() == "x86_64" and "openblas" in libraries["blas"]["name"].lower()
 
 
+@pytest.mark.slow  # two fresh processes, and no code of ours can change what they find
 @pytest.mark.skipif(not openblas(), reason="chooses among OpenBLAS's kernels for x86-64")
 def test_whether_a_row_alone_has_the_bits_it_has_in_its_batch_is_the_hosts_choice() -> None:
     """Why moe-bf16/1 does not claim batch invariance: it holds with one BLAS kernel, not another.
