@@ -79,7 +79,9 @@ class Lane:
                 limit=request.prompt_tokens + request.output_tokens,
                 content=block_keys(request.segments, self._arrivals, self._config.block_size),
                 shared=bool(request.segments),
-                arrival=request.arrival_ns,
+                # No two reach a front end at one instant. Under vLLM's priority rule two of one
+                # instant can take each other's blocks for ever (addendum 2: the first gives way).
+                arrival=self._arrivals,
                 priority=request.priority,
             )
         )

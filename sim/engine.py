@@ -205,13 +205,13 @@ class Engine:
     def _extend_cohort(self, steps: int) -> None:
         """Rules 10 and 11 for the cohort: a block for those that start one, names for the full.
 
-        Taking and naming do not meet in the free queue, so all of either can be done together.
+        Taking and naming do not meet in the free queue, so all of either can be done together; each
+        entry of the second list is one block more that is full, in the order of the steps.
         """
         self._cache.start_blocks(self._cohort.starting(range(steps)))
         if self.config.enable_prefix_caching:
-            tick = self._cohort.tick + steps
             for job in self._cohort.starting(range(1, steps + 1)):
-                self._cache.name(job, job.base + tick)
+                self._cache.name(job, job.named + 1)
 
     def _serve_rest(self, step: Step, budget: int, cap: int, *, deferring: bool) -> int:
         """Rule 2: the running list first, in order, until the budget is gone."""

@@ -54,7 +54,7 @@ class KvCache:
         if need > 0:
             job.blocks += self.pool.take(need)
         if self._caching:
-            self.name(job, job.computed + tokens)
+            self.name(job, (job.computed + tokens) // self._block_size)
         return True
 
     def start_blocks(self, jobs: list[Job]) -> None:
@@ -62,12 +62,11 @@ class KvCache:
         for job, block in zip(jobs, self.pool.take(len(jobs)), strict=True):
             job.blocks.append(block)
 
-    def name(self, job: Job, tokens: int) -> None:
-        """Let the blocks that so many tokens fill be found (rule 11).
+    def name(self, job: Job, full: int) -> None:
+        """Let the first blocks be found, which are full (rule 11).
 
         Where only the job itself could look for them, that is put off until it loses them.
         """
-        full = tokens // self._block_size
         if full > job.named:
             if job.shared:
                 self.pool.name(job.blocks[job.named : full], job.block_keys(job.named, full))

@@ -164,6 +164,24 @@ def test_an_empty_step_takes_no_time():
     assert run.audit.passed
 
 
+def test_equals_of_one_nanosecond_do_not_take_each_others_blocks_for_ever():
+    config = replace(
+        CONFIG,
+        policy="priority",
+        num_gpu_blocks=18,
+        block_size=1,
+        max_num_seqs=2,
+        long_prefill_token_threshold=3,
+        scheduler_reserve_full_isl=False,
+    )
+    run = simulate([request(n, 0, prompt=12, output=3) for n in (0, 1)], config, cost)
+    assert [(result.id, result.preemptions > 0) for result in run.requests] == [
+        (0, False),
+        (1, True),
+    ]
+    assert run.audit.passed
+
+
 def test_the_digest_is_the_same_on_every_machine():
     run = simulate([request(3, 500, prompt=10, output=3)], CONFIG, cost)
     words = [500, 8010, 0, 0, 1, 8, 0, 8510, 2010, 0, 0, 1, 2, 8]

@@ -1,6 +1,7 @@
 """One truth: touching every request, counting cohorts and jumping ahead give the same run."""
 
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -10,6 +11,9 @@ from hypothesis import strategies as st
 from bitgate.sim.book import Watch
 from bitgate.sim.cluster import simulate
 from bitgate.sim.config import EngineConfig
+from bitgate.sim.content import block_keys
+from bitgate.sim.engine import Engine
+from bitgate.sim.jobs import Job
 from bitgate.sim.step import StepShape
 from bitgate.sim.workload import Request
 
@@ -74,6 +78,35 @@ def test_every_pace_admits_at_the_same_step(name):
         for number, line in enumerate(lines)
     ]
     same_in_every_pace(EngineConfig(**PLAIN | changed), requests)
+
+
+def test_a_jump_leaves_the_pool_as_single_steps_do():
+    # Both generate the same tokens. Request 0 is the first to fill a block, but a block behind.
+    config = EngineConfig(**PLAIN | {"enable_prefix_caching": True})
+    pools = []
+    for jump in (False, True):
+        engine = Engine(config)
+        for number, prompt in enumerate((7, 10)):
+            engine.add(
+                Job(
+                    id=number,
+                    prompt=prompt,
+                    limit=40,
+                    content=block_keys(((7, 40),), number, config.block_size),
+                )
+            )
+        engine.apply(engine.plan(0))
+        assert engine.plain_steps(12) == 12
+        if jump:
+            engine.pass_plain_steps(12)
+        else:
+            for index in range(12):
+                engine.apply(engine.plan(1 + index))
+        pool = engine._cache.pool
+        keys = islice(block_keys(((7, 40),), 0, config.block_size), 10)
+        pools.append((pool.queue(), pool.find(keys), pool._key_of, pool._copies))
+    assert pools[0] == pools[1]
+    assert pools[0][3]
 
 
 def same_in_every_pace(config: EngineConfig, requests: list[Request]) -> None:
