@@ -125,7 +125,7 @@ def write_entry(row: R, header: Header) -> tuple[bytes, Entry[R]]:
     """
     body = canonical(row)
     try:
-        same = decode(type(row), body) == row
+        same = decode(type(row), body, repeats=isinstance(row, Record)) == row
     except FormatError as error:
         raise InvariantError(f"refused to write what cannot be read again: {error}") from None
     require(same, f"refused to write a {header.kind} that reads back as another")
@@ -151,7 +151,8 @@ def read_entry(line: bytes, header: Header | None = None) -> Entry[Row]:
     if header is None:
         header = read_header(line)
     body = line[start:end]
-    row = decode(_KINDS[header.kind], body, schema=header.schema)
+    repeats = header.kind == "record"
+    row = decode(_KINDS[header.kind], body, schema=header.schema, repeats=repeats)
     return _entry(row, header, line, body)
 
 

@@ -6,7 +6,7 @@ from importlib.resources import files
 
 import pytest
 import rfc8785
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bitgate.records.base import InvariantError
@@ -101,6 +101,57 @@ def test_an_integer_that_readers_round_is_refused_wherever_it_stands(axes, numbe
     assert decode(Workload, (text % axes.format(2**53 - 1)).encode()).axis("x") == 2**53 - 1
     with pytest.raises(FormatError, match=r"beyond 2\*\*53|expected >= 0|integer"):
         decode(Workload, (text % axes.format(number)).encode())
+
+
+def outcome(data, *, repeats):
+    try:
+        return decode(Record, data, repeats=repeats)
+    except FormatError as error:
+        return str(error)
+
+
+def test_reading_by_parts_is_reading(make):
+    record = make["record"](EVIDENCE, measurement=make["measurement"](), effect="FASTER")
+    data = canonical(record)
+    assert outcome(data, repeats=True) == outcome(data, repeats=True) == record
+    # What is shared between rows was read once.
+    one, two = (outcome(data, repeats=True) for _ in range(2))
+    assert one.verdict is two.verdict
+    assert one is not two
+
+    @settings(max_examples=400)
+    @given(
+        position=st.integers(0, len(data) - 1),
+        new=st.sampled_from([b"", b"0", b"9" * 17, b'"', b",", b" ", b"x", b'"lane":"l",']),
+        cut=st.integers(0, 3),
+    )
+    def check(position: int, new: bytes, cut: int) -> None:
+        edited = data[:position] + new + data[position + cut :]
+        assert outcome(edited, repeats=True) == outcome(edited, repeats=False)
+
+    check()
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (b'"outcome":"passed",', b""),
+        (b'"outcome":"passed",', b'"outcome":"passed","outcome":"passed",'),
+        (b'"supersedes":null,', b""),
+        (b'"lane":"cpu', b'"colour":"red","lane":"cpu'),
+        (b'"threads":2', b'"threads":2.0'),
+        (b'"threads":2', b'"threads":"2"'),
+        (b'"threads":2', b'"threads":90071992547409920'),
+        (b'"measurement":null', b'"measurement":{}'),
+        (b'"kind":"exact"', b'"kind":"inconclusive"'),
+        (b"{", b"["),
+    ],
+)
+def test_by_parts_the_same_rows_are_refused_for_the_same_reason(make, old, new):
+    data = canonical(make["record"](EVIDENCE))
+    assert data.count(old) >= 1
+    edited = data.replace(old, new, 1)
+    assert outcome(edited, repeats=True) == outcome(edited, repeats=False)
 
 
 def test_another_kind_of_object_is_refused():
