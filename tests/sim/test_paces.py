@@ -5,7 +5,7 @@ from itertools import islice
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bitgate.sim.book import Watch
@@ -132,7 +132,7 @@ def same_in_every_pace(config: EngineConfig, requests: list[Request]) -> None:
 
 
 @st.composite
-def settings(draw: st.DrawFn) -> EngineConfig:
+def configs(draw: st.DrawFn) -> EngineConfig:
     seqs = draw(WHOLE(1, 6))
     budget = draw(WHOLE(seqs, 24))
     return EngineConfig(
@@ -183,14 +183,21 @@ def cost(shape: StepShape) -> int:
 
 @given(st.data())
 def test_every_pace_gives_the_same_run_and_the_audit_passes(data):
-    config = data.draw(settings())
-    requests = data.draw(workloads(config))
-    same_in_every_pace(config, requests)
+    config = data.draw(configs())
+    same_in_every_pace(config, data.draw(workloads(config)))
+
+
+@pytest.mark.slow
+@settings(max_examples=2000)
+@given(st.data())
+def test_every_pace_gives_the_same_run_on_thousands_of_workloads(data):
+    config = data.draw(configs())
+    same_in_every_pace(config, data.draw(workloads(config)))
 
 
 @given(st.data())
 def test_tokens_that_nobody_shares_are_the_same_named_or_not(data):
-    config = replace(data.draw(settings()), enable_prefix_caching=True)
+    config = replace(data.draw(configs()), enable_prefix_caching=True)
     unnamed = [replace(request, segments=()) for request in data.draw(workloads(config))]
     named = [replace(r, segments=((r.id, r.prompt_tokens + r.output_tokens),)) for r in unnamed]
     assert simulate(unnamed, config, cost) == simulate(named, config, cost)
