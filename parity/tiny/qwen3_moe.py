@@ -8,7 +8,8 @@ from bitgate.parity.tiny.build import TinyModel
 def _config(vocab_size: int) -> Any:
     from transformers import Qwen3MoeConfig
 
-    return Qwen3MoeConfig(
+    factory: Any = Qwen3MoeConfig  # its stub lacks head_dim
+    return factory(
         vocab_size=vocab_size,
         hidden_size=32,
         intermediate_size=64,
