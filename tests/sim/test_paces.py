@@ -51,7 +51,7 @@ NARROW: dict[str, tuple[dict[str, Any], list[tuple[Any, ...]]]] = {
             "long_prefill_token_threshold": 1,
             "long_prefill_token_threshold_adaptive": True,
         },
-        [(8, 4, 0), (8, 2, 0), (2, 1, 1), (2, 1, 1), (2, 1, 2)],
+        [(8, 5, 0), (8, 2, 0), (2, 1, 2), (2, 1, 2)],
     ),
     "a block that gets its key lets the head in": (
         {"num_gpu_blocks": 5, "enable_prefix_caching": True},
