@@ -221,7 +221,11 @@ def continuous_integration(root: Path, *, vllm_fails: bool) -> tuple[int, list[s
         plant(root / "scripts" / name, note)
     plant(root / "scripts/vllm_env", note + f'echo "{root}/scripts/python"')
     plant(root / "scripts/python", note + f"exit {int(vllm_fails)}")
-    code = subprocess.run(["bash", root / ".ci/run"], capture_output=True, check=False).returncode
+    # A browser that is there: nothing is installed by a test.
+    plant(root / "commands/chromium", note)
+    environment = os.environ | {"PATH": f"{root / 'commands'}:{os.environ['PATH']}"}
+    command = ["bash", root / ".ci/run"]
+    code = subprocess.run(command, env=environment, capture_output=True, check=False).returncode
     return code, (root / "calls").read_text().splitlines()
 
 
