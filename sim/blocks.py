@@ -65,8 +65,15 @@ class BlockPool:
         taken next, those with a key the tail (addendum 1).
         """
         self._fresh.extend(unnamed)
-        free = [block for block in named if not self._keep(block)] if self._more_owners else named
-        self._idle.update(dict.fromkeys(reversed(free)))
+        more = self._more_owners
+        shared = [block for block in named if block in more]
+        if shared:
+            named = [block for block in named if block not in more]
+            for block in shared:
+                more[block] -= 1
+                if not more[block]:
+                    del more[block]
+        self._idle.update(dict.fromkeys(reversed(named)))
 
     def find(self, keys: Iterable[Hashable]) -> list[int]:
         """The longest chain of blocks that hold these keys; of several copies the oldest."""
@@ -98,13 +105,6 @@ class BlockPool:
             key_of[block] = key
             if first.setdefault(key, block) != block:
                 self._copies.setdefault(key, []).append(block)
-
-    def _keep(self, block: int) -> bool:
-        """Count one owner less; whether others are left."""
-        others = self._more_owners.pop(block, 0)
-        if others > 1:
-            self._more_owners[block] = others - 1
-        return others > 0
 
     def _drop_copy(self, key: Hashable, block: int) -> None:
         copies = self._copies[key]

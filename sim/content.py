@@ -19,32 +19,38 @@ def block_keys(
     beyond the last segment belong to nobody else: they are told apart by `serial`.
     """
     if segments:
-        return _chained(_pieces(segments, serial, block_size))
-    # Nothing can be shared, so no chain is needed: whole numbers, and no two requests' meet.
+        return _keys(segments, serial, block_size)
+    # Nothing can be shared: whole numbers, and no two requests' meet.
     return count(serial << 32)
 
 
-def _chained(blocks: Iterator[list[int]]) -> Iterator[Hashable]:
-    """Yield the digest of each block together with all before it."""
-    parent = b""
-    for pieces in blocks:
-        packed = struct.pack(f"<{len(pieces)}q", *pieces)
-        parent = blake2b(packed, digest_size=KEY_BYTES, key=parent).digest()
-        yield parent
-
-
-def _pieces(
+def _keys(
     segments: tuple[tuple[int, int], ...], serial: int, block_size: int
-) -> Iterator[list[int]]:
-    """Yield each block as a flat list of its pieces: segment, first offset, tokens."""
+) -> Iterator[Hashable]:
+    """Yield keys that need one digest for a segment, not for each block.
+
+    `before` stands for all whole segments so far. A block inside a segment is known by `before`,
+    the segment and its offset; one that spans segments by `before` at its start and its pieces.
+    """
+    before = start = b""
     pieces: list[int] = []
-    room = block_size
+    room = 0
     for segment, length in chain(segments, [(-1 - serial, sys.maxsize)]):
-        at = 0
-        while at < length:
-            size = min(room, length - at)
-            pieces += (segment, at, size)
-            at, room = at + size, room - size
+        at = min(room, length)
+        if at:
+            pieces += (segment, at)
+            room -= at
             if not room:
-                yield pieces
-                pieces, room = [], block_size
+                yield _digest(start, pieces)
+        stop = length - (length - at) % block_size
+        first = int.from_bytes(_digest(before, [segment]))
+        yield from range(first + at, first + stop, block_size)
+        if stop < length:
+            pieces, room, start = [segment, stop, length - stop], block_size - length + stop, before
+        before = _digest(before, [segment, length])
+
+
+def _digest(before: bytes, words: list[int]) -> bytes:
+    return blake2b(
+        struct.pack(f"<{len(words)}q", *words), digest_size=KEY_BYTES, key=before
+    ).digest()

@@ -1,6 +1,8 @@
 from itertools import islice
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from bitgate.records.base import InvariantError
 from bitgate.sim.blocks import BlockPool
@@ -120,3 +122,22 @@ def test_unnamed_tokens_are_shared_with_nobody(segments):
     named = len(segments)
     assert one[:named] == two[:named]
     assert len({*one[named:], *two[named:]}) == 2 * (6 - named)
+
+
+SEGMENTS = st.lists(st.tuples(st.integers(0, 1), st.integers(1, 6)), min_size=1, max_size=4)
+
+
+@given(st.integers(1, 5), SEGMENTS, SEGMENTS)
+def test_two_keys_are_equal_exactly_if_the_tokens_up_to_there_are(size, one, two):
+    blocks = 8
+    keys = [keys_of(names, serial, blocks, size) for serial, names in enumerate((one, two))]
+    tokens = [tokens_of(names, serial, blocks * size) for serial, names in enumerate((one, two))]
+    for first in range(blocks):
+        for second in range(blocks):
+            same = tokens[0][: (first + 1) * size] == tokens[1][: (second + 1) * size]
+            assert (keys[0][first] == keys[1][second]) == same
+
+
+def tokens_of(segments, serial, count):
+    named = [(segment, offset) for segment, length in segments for offset in range(length)]
+    return (named + [(("own", serial), offset) for offset in range(count)])[:count]
