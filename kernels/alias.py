@@ -6,8 +6,6 @@ import torch
 
 from bitgate.records.errors import UsageError
 
-Allowed = frozenset[tuple[str, str]]
-
 
 def _extent(tensor: torch.Tensor) -> tuple[int, int]:
     """The first byte of a tensor and the byte after its last."""

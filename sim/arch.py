@@ -89,7 +89,7 @@ def load_model(path: Path) -> Model:
         values = json.loads(file.read_bytes())
     except OSError as error:
         raise UsageError(f"{file}: {error.strerror}; expected a Hugging Face config.json") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"{file}: no JSON: {error}") from None
     if not isinstance(values, dict):
         raise UsageError(f"{file}: expected a JSON object, got {type(values).__name__}")

@@ -98,6 +98,8 @@ def run_command(
     book = ledger or (_LEDGER if _LEDGER.is_dir() else None)
     if record and book is None:
         raise UsageError("--record: there is no ledger to append to; name one with --ledger DIR")
+    if book is not None and not Ledger(book).heads() and any(book.iterdir()):
+        raise UsageError(f"{book}: expected a ledger, got a directory without any row of one")
     settings = {
         "num_gpu_blocks": num_gpu_blocks,
         "max_num_batched_tokens": max_num_batched_tokens,
@@ -106,11 +108,14 @@ def run_command(
         "step_overhead_ns": step_overhead_ns,
     }
     given = {name: value for name, value in settings.items() if value is not None}
+    others = scenario.engine_settings(engine or [])
+    if twice := given.keys() & others.keys():
+        raise UsageError(f"--engine {min(twice)}=...: it has an option of its own; give it once")
     path = model or scenario.TINY_MODEL
     outcome = scenario.run(
         scenario.Scenario(
             name=name or prices,
-            engine=scenario.default_engine(path, **given, **scenario.engine_settings(engine or [])),
+            engine=scenario.default_engine(path, **given, **others),
             model=path,
             trace=trace or scenario.AZURE_SLICE,
             requests=requests or (256 if trace is None else None),

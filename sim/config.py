@@ -5,6 +5,9 @@ from typing import Literal
 
 from bitgate.records.errors import UsageError
 
+# Far above any engine: blocks are held in memory, and times must stay within 64 bits.
+_MOST = 100_000_000
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineProfile:
@@ -103,8 +106,8 @@ class EngineConfig:
             if value is None and name in optional:
                 continue
             _require(
-                type(value) is int and value >= low,
-                f"{name}: expected a whole number of at least {low}, got {value!r}",
+                type(value) is int and low <= value <= _MOST,
+                f"{name}: expected a whole number from {low} to {_MOST}, got {value!r}",
             )
 
     @property

@@ -4,7 +4,7 @@ Rules are numbered as in docs/scheduler.md: a step is planned by serving the run
 (2 to 5), then admitting from the head of the waiting queue (6 to 10); tokens count as computed
 when they are planned (12); outputs, ends and freed blocks follow when the step is applied (13, 14).
 Not modelled, because nothing of the kind exists here: drafts, more
-than one pipeline stage (3, 15), and outputs that are still in flight.
+than one pipeline stage (3), and outputs that are still in flight.
 
 The running list is `cohort` followed by `rest`. Both are served by the same rules; in the cohort,
 whose members all decode, serving is counting. An engine with `cohorts=False` keeps every request

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from bitgate.records.errors import UsageError
 from bitgate.sim.fields import Fields
 
 
@@ -24,7 +25,7 @@ class Experts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """What decides the operators of a forward pass, and their sizes.
+    """What decides the operators of a forward pass, and their sizes; UsageError where they clash.
 
     intermediate: of the dense layers' MLP
     qk_norm: whether each query and key head is normalised
@@ -45,6 +46,18 @@ class Model:
     qk_norm: bool
     max_model_len: int
     moe: Experts | None = None
+
+    def __post_init__(self) -> None:
+        if self.heads % self.kv_heads:
+            raise UsageError(
+                f"{self.name}: expected num_key_value_heads to divide num_attention_heads, got "
+                f"{self.kv_heads} and {self.heads}"
+            )
+        if self.moe is not None and self.moe.top_k > self.moe.experts:
+            raise UsageError(
+                f"{self.name}: expected num_experts_per_tok of at most the number of experts, got "
+                f"{self.moe.top_k} of {self.moe.experts}"
+            )
 
     @property
     def dense_layers(self) -> int:

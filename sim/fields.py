@@ -6,6 +6,9 @@ from typing import Any
 from bitgate.records.errors import UsageError
 
 # Fields that change neither which operators run nor their sizes.
+# Far above any model; it stops a slip of the pen from becoming hours of work.
+_MOST = 1 << 24
+
 _WITHOUT_EFFECT = frozenset(
     {
         "attention_dropout",
@@ -127,8 +130,9 @@ class Fields:
         return first
 
     def _whole(self, name: str, value: object, least: int) -> int:
-        if type(value) is not int or value < least:
+        if type(value) is not int or not least <= value <= _MOST:
             raise UsageError(
-                f"{self.where}: {name}: expected a whole number of at least {least}, got {value!r}"
+                f"{self.where}: {name}: expected a whole number from {least} to {_MOST}, got "
+                f"{value!r:.60}"
             )
         return value

@@ -72,5 +72,6 @@ def load_peaks(path: Path) -> Peaks:
         return decode(Peaks, json.dumps(values).encode())
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}; {_EXAMPLE}") from None
-    except (tomllib.TOMLDecodeError, TypeError, FormatError) as error:
+    # A TOML error is a ValueError, and so are bytes that are no text and numbers without end.
+    except (ValueError, RecursionError, TypeError, FormatError) as error:
         raise UsageError(f"{path}: {error}; {_EXAMPLE}") from None

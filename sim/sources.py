@@ -44,7 +44,8 @@ def select(
 
     Raises:
         UsageError: several kinds of device and none is chosen; timings that must not enter one
-            sum, with every field in which they differ; or nothing to price the model with.
+            sum, with every field in which they differ; nothing to price the model with, or peaks
+            of another device.
     """
     wanted = {term.key for term in terms}
     fitting = [
@@ -74,6 +75,11 @@ def select(
             f"nothing prices this model{'' if device is None else f' on {device}'}: no lane of the "
             "ledger is for one of its calls, and no peaks are declared. Open lanes for its shapes "
             "(`bitgate run FILE --open-lane`), or declare a device's peaks (--peaks FILE)"
+        )
+    if device not in {None, peaks.device}:
+        raise UsageError(
+            f"--device {device}: the ledger has no timing of this model there, and the declared "
+            f"peaks of {peaks.name} are of {peaks.device}; declare peaks of {device}"
         )
     return Sources(
         timings=(),

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from bitgate.records.errors import UsageError
 
+_MOST_DIGITS = 12
 AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 
 
@@ -35,9 +36,19 @@ def read_azure(path: Path) -> Iterator[Request]:
     columns TIMESTAMP, ContextTokens, GeneratedTokens; times in UTC with up to seven decimals).
 
     Raises:
-        UsageError: the file is missing or empty, a column is missing, or a row has an unreadable
-            time, a count below one, or an arrival before its predecessor; names file and line.
+        UsageError: the file is missing, empty or no text table, a column is missing, or a row has
+            an unreadable time, a count below one, or an arrival before its predecessor; names file
+            and line.
     """
+    try:
+        yield from _azure(path)
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise UsageError(
+            f"{path}: {error}; expected a CSV as text with the columns {AZURE_COLUMNS}"
+        ) from None
+
+
+def _azure(path: Path) -> Iterator[Request]:
     if not path.is_file():
         raise UsageError(f"{path}: no such trace; expected a CSV with the columns {AZURE_COLUMNS}")
     with path.open(newline="", encoding="utf-8") as file:
@@ -78,6 +89,6 @@ def _nanoseconds(text: str | None, where: str) -> int:
 
 def _count(text: str | None, where: str) -> int:
     """A token count of at least one."""
-    if text is None or not text.isdecimal() or int(text) < 1:
-        raise UsageError(f"{where}: expected a whole number of at least 1, got {text!r}")
+    if text is None or not text.isdecimal() or len(text) > _MOST_DIGITS or int(text) < 1:
+        raise UsageError(f"{where}: expected a whole number of at least 1, got {text!r:.60}")
     return int(text)

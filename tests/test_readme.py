@@ -73,8 +73,11 @@ def test_the_readme_shows_what_the_demo_prints():
     rows = [line.split() for line in shown.splitlines()]
     for expected in story.CANDIDATES:
         name = expected.file.replace("_", "-")
-        row = next(row for row in rows if row and row[0] == name)
+        row = next((row for row in rows if row and row[0] == name), None)
+        assert row is not None, f"the README's demo output lacks {name}"
         assert row[1] in expected.findings
+    for told in (*story.MODELS, "tok/s", "coverage: "):
+        assert told in shown, f"the README's demo output lacks {told}"
     assert sum(row[-1:] == ["promoted"] for row in rows) == sum(
         len(expected.promoted_tokens) for expected in story.CANDIDATES
     )

@@ -181,7 +181,8 @@ def test_nothing_of_zero_size_is_called(config):
         ({"torch_dtype": ...}, "the field torch_dtype or dtype is missing"),
         ({"dtype": "float16"}, "torch_dtype and dtype disagree"),
         ({"torch_dtype": "float8"}, "torch_dtype: expected one of bfloat16"),
-        ({"num_hidden_layers": 0}, "num_hidden_layers: expected a whole number of at least 1"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers: expected a whole number from 1 to"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers: .* got 1000000000"),
         ({"num_hidden_layers": True}, "num_hidden_layers: expected a whole number"),
         ({"hidden_act": "gelu"}, "hidden_act: expected one of silu, got 'gelu'"),
         ({"attention_bias": True}, "attention_bias: expected False or None, got True"),
@@ -200,6 +201,21 @@ def test_what_might_change_the_work_is_refused_with_its_field_and_file(config, c
     assert str(refused.value).startswith(str(path))
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_key_value_heads": 3}, "num_key_value_heads to divide .* got 3 and 4"),
+        (
+            MOE | {"num_experts_per_tok": 9, "decoder_sparse_step": 1, "mlp_only_layers": []},
+            "num_experts_per_tok of at most .* got 9 of 8",
+        ),
+    ],
+)
+def test_a_model_that_cannot_be_is_refused(config, changes, message):
+    with pytest.raises(UsageError, match=message):
+        load_model(config(**changes))
+
+
 def test_a_window_that_is_switched_off_is_none(config):
     assert load_model(config(sliding_window=4096, use_sliding_window=False)).heads == 4
 
@@ -211,7 +227,12 @@ def test_a_refusal_lists_what_is_supported(config):
 
 
 @pytest.mark.parametrize(
-    ("text", "message"), [("{", "no JSON"), ("[]", "expected a JSON object, got list")]
+    ("text", "message"),
+    [
+        ("{", "no JSON"),
+        ("[" * 100_000, "no JSON"),
+        ("[]", "expected a JSON object, got list"),
+    ],
 )
 def test_a_file_that_is_no_configuration_is_refused(tmp_path, text, message):
     path = tmp_path / "config.json"

@@ -17,13 +17,15 @@ GOOD = {
 @pytest.mark.parametrize(
     ("setting", "told"),
     [
-        ({"num_gpu_blocks": 1}, "num_gpu_blocks: expected a whole number of at least 2, got 1"),
+        ({"num_gpu_blocks": 1}, "num_gpu_blocks: expected a whole number from 2 to .*, got 1"),
         ({"num_gpu_blocks": 10.0}, "num_gpu_blocks: expected a whole number .* got 10.0"),
-        ({"block_size": 0}, "block_size: .* at least 1, got 0"),
+        ({"block_size": 0}, "block_size: .* from 1 to .*, got 0"),
         ({"max_num_batched_tokens": -1}, "max_num_batched_tokens: .* got -1"),
         ({"max_num_seqs": 0}, "max_num_seqs"),
         ({"max_model_len": 1}, "max_model_len"),
-        ({"step_overhead_ns": -5}, "step_overhead_ns: .* at least 0, got -5"),
+        ({"step_overhead_ns": -5}, "step_overhead_ns: .* from 0 to .*, got -5"),
+        ({"step_overhead_ns": 10**26}, "step_overhead_ns: .* got 1000"),
+        ({"num_gpu_blocks": 10**11}, "num_gpu_blocks: .* got 1000"),
         ({"step_overhead_ns": True}, "step_overhead_ns: .* got True"),
         ({"prefill_schedule_interval": 0}, "prefill_schedule_interval"),
         ({"long_prefill_token_threshold": -1}, "long_prefill_token_threshold"),

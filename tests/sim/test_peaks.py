@@ -54,6 +54,14 @@ def test_a_number_without_its_source_is_refused_with_an_example(tmp_path, old, n
     assert "such a file begins like this" in str(refused.value)
 
 
+@pytest.mark.parametrize("data", [b"\xff\xfe", b"a = " + b"[" * 20_000, b"a = " + b"9" * 5000])
+def test_what_is_no_toml_is_refused(tmp_path, data):
+    path = tmp_path / "peaks.toml"
+    path.write_bytes(data)
+    with pytest.raises(UsageError, match="such a file begins like this"):
+        load_peaks(path)
+
+
 def test_a_missing_file_is_said_so(tmp_path):
     with pytest.raises(UsageError, match="No such file"):
         load_peaks(tmp_path / "none.toml")

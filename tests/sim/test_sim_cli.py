@@ -76,6 +76,8 @@ def test_too_little_measured_time_fails_and_says_how_much_there_was(sim):
         (("--prices", "best"), "expected standing or replaced, got 'best'"),
         (("--record",), "there is no ledger to append to"),
         (("--ledger", "nowhere"), "no ledger at nowhere"),
+        (("--ledger", "."), "a directory without any row"),
+        (("--engine", "max_num_seqs=1", "--max-num-seqs", "2"), "give it once"),
         (("--trace", "nowhere.csv"), "no such trace"),
         (("--model", "nowhere"), "expected a Hugging Face config.json"),
         (("--max-num-seqs", "4096"), "every running request needs a token"),

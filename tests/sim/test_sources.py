@@ -67,5 +67,7 @@ def test_without_timings_only_peaks_can_price(at, make):
     for timings, device in (([], None), ([at(1)], "xpu")):
         with pytest.raises(UsageError, match="nothing prices this model"):
             select(timings, TERMS, device=device)
+    with pytest.raises(UsageError, match=r"--device cuda: .* are of xpu"):
+        select([], TERMS, device="cuda", peaks=make["peaks"]("xpu"))
     found = select([], TERMS, peaks=make["peaks"]("xpu"))
     assert (found.device, found.device_name, found.node) == ("xpu", "a declared device", "declared")

@@ -33,12 +33,21 @@ def test_times_are_exact_to_the_seventh_decimal(tmp_path):
         (HEADER + "2023-11-16 18:15:46,0,1\n", "ContextTokens"),
         (HEADER + "2023-11-16 18:15:46,1,-4\n", "GeneratedTokens"),
         (HEADER + "2023-11-16 18:15:46,1\n", "GeneratedTokens"),
+        (HEADER + "2023-11-16 18:15:46,1," + "9" * 5000 + "\n", "GeneratedTokens"),
+        (HEADER + "2023-11-16 18:15:46,1," + "9" * 200_000 + "\n", "expected a CSV as text"),
         (HEADER + "2023-11-16 18:15:47,1,1\n2023-11-16 18:15:46,1,1\n", "line 3"),
     ],
 )
 def test_a_bad_trace_is_refused_by_line(tmp_path, text, told):
     with pytest.raises(UsageError, match=told):
         list(read_azure(write(tmp_path, text)))
+
+
+def test_a_trace_that_is_no_text_is_refused(tmp_path):
+    path = tmp_path / "trace.csv"
+    path.write_bytes(HEADER.encode() + b"\xff\xfe")
+    with pytest.raises(UsageError, match="expected a CSV as text"):
+        list(read_azure(path))
 
 
 def test_a_missing_trace_is_refused(tmp_path):
