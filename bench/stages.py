@@ -27,6 +27,7 @@ from bitgate.bench.rows import declare, store
 from bitgate.bench.witness import TimingRefused
 from bitgate.parity import gates
 from bitgate.parity.gates.base import Progress
+from bitgate.parity.gates.resolve import resolve as gates_of
 from bitgate.records.candidate_file import CandidateFile
 from bitgate.records.chain import Entry
 from bitgate.records.errors import Inconclusive, UsageError
@@ -152,6 +153,23 @@ def run_candidate(
         stages=tuple(stages),
         rows=rows,
         reused=reused,
+    )
+
+
+def judge_candidate(file: CandidateFile, ledger: Ledger, *, progress: Progress) -> Verdict:
+    """Run a candidate's gates alone; `run_candidate` with `resume` uses what passed again.
+
+    Nothing is timed, so several may be judged at once. Arguments and errors as there.
+    """
+    task = gates_of(file)
+    return gates.run(
+        task.subject,
+        workloads=task.workloads,
+        bundle=task.bundle,
+        budget=task.budget,
+        put=ledger.put,
+        progress=progress,
+        keep=RunState(ledger, task.subject.candidate.digest).keep,
     )
 
 

@@ -9,8 +9,8 @@ from dataclasses import asdict
 from importlib.resources import as_file, files
 from pathlib import Path
 
-from bitgate.bench.stages import RunReport, run_candidate
-from bitgate.demo.endings import Ended, Expectation, ended
+from bitgate.bench.stages import RunReport, judge_candidate, run_candidate
+from bitgate.demo.endings import Expectation, ended
 from bitgate.demo.screen import show
 from bitgate.demo.service import simulate
 from bitgate.parity.bundle_format import DIGESTS
@@ -25,6 +25,7 @@ from bitgate.records.report import render
 MODELS = ("deepseek-v4", "qwen3-moe")
 TOKENS = 8
 AUTHOR = "bitgate demo"
+OPENING = "experts_loop"
 SUMMARY = "summary.json"
 
 Tell = Callable[[str, int, int], None]
@@ -52,14 +53,17 @@ def run(out: Path, *, as_json: bool) -> int:
     with telling(quiet=as_json) as tell:
         digests = {model: _capture(model, out, tell) for model in MODELS}
         ledger = Ledger(out / "ledger")
-        opening = _run(out, "experts_loop", ledger, tell, open_lane=True)
-        ends = [ended(opening, Expectation(file="experts_loop", findings=("exact",)))]
+        rejected = _judge(out, ledger, tell)
+        opening = _run(out, OPENING, ledger, tell, open_lane=True)
+        ends = [ended(opening, Expectation(file=OPENING, findings=("exact",)))]
         if any(row.ending != "opened" for row in opening.rows):
             raise Inconclusive(
                 f"experts-loop, the promoted path, could not open its lanes: {ends[0].reason}\n"
                 f"Free the machine and run the demo again; what was measured is in {ledger.root}"
             )
-        ends += _run_all(out, ledger, tell)
+        for one in CANDIDATES:
+            report = rejected.get(one.file) or _run(out, one.file, ledger, tell)
+            ends.append(ended(report, one))
         _say("simulate a piece of an Azure trace before and after the promotions")
         service = simulate(out, ledger)
     render(ledger, out / "report.html")
@@ -114,30 +118,43 @@ def _capture(model: str, out: Path, tell: Tell) -> str:
     return hashlib.sha256((out / model / DIGESTS).read_bytes()).hexdigest()
 
 
-def _run_all(out: Path, ledger: Ledger, tell: Tell) -> list[Ended]:
-    """How each candidate ended, in the order of CANDIDATES.
+def _judge(out: Path, ledger: Ledger, tell: Tell) -> dict[str, RunReport]:
+    """Everything that is not timed, side by side; the runs of those that no gate should pass.
 
-    Those that no gate should let through are judged side by side; what is timed runs alone.
+    Of the others only the gates: their runs use what passed here again.
     """
-    reports: dict[str, RunReport] = {}
-    untimed = [one.file for one in CANDIDATES if not one.promoted_tokens]
+    rejected = [one.file for one in CANDIDATES if not one.promoted_tokens]
+    others = [OPENING, *(one.file for one in CANDIDATES if one.promoted_tokens)]
     with ThreadPoolExecutor(max_workers=2) as pool:
-        judged = pool.map(lambda file: _run(out, file, ledger, tell), untimed)
-        reports.update(zip(untimed, judged, strict=True))
-    for one in CANDIDATES:
-        if one.promoted_tokens:
-            reports[one.file] = _run(out, one.file, ledger, tell)
-    return [ended(reports[one.file], one) for one in CANDIDATES]
+        runs = {file: pool.submit(_run, out, file, ledger, tell) for file in rejected}
+        gates = [pool.submit(_gates, out, file, ledger, tell) for file in others]
+        for judged in gates:
+            judged.result()
+        return {file: judged.result() for file, judged in runs.items()}
+
+
+def _gates(out: Path, name: str, ledger: Ledger, tell: Tell) -> None:
+    file = load_candidate_file(out / "candidates" / f"{name}.toml")
+    _say(f"judge {file.candidate.name}")
+    judge_candidate(file, ledger, progress=_telling(file.candidate.name, tell))
 
 
 def _run(out: Path, name: str, ledger: Ledger, tell: Tell, *, open_lane: bool = False) -> RunReport:
     file = load_candidate_file(out / "candidates" / f"{name}.toml")
     _say(f"run {file.candidate.name}" + (" and open its lanes" if open_lane else ""))
 
-    def tell_of_this(what: str, done: int, total: int) -> None:
-        tell(f"{file.candidate.name}: {what}", done, total)
+    return run_candidate(
+        file,
+        ledger,
+        author=AUTHOR,
+        progress=_telling(file.candidate.name, tell),
+        resume=True,
+        open_lane=open_lane,
+    )
 
-    return run_candidate(file, ledger, author=AUTHOR, progress=tell_of_this, open_lane=open_lane)
+
+def _telling(name: str, tell: Tell) -> Tell:
+    return lambda what, done, total: tell(f"{name}: {what}", done, total)
 
 
 def _say(text: str) -> None:
