@@ -12,7 +12,7 @@ from bitgate.sim.peaks import load_peaks
 from bitgate.sim.scenario import Scenario, default_engine, record, run
 
 PEAKS = "peaks.toml"
-REQUESTS = 256
+REQUESTS = 128
 # The lanes hold 1, 16 and 64 tokens: a step of more would have no measured price.
 STEP_TOKENS = 64
 
