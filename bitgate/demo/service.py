@@ -39,7 +39,7 @@ def simulate(out: Path, ledger: Ledger) -> Service:
 
 def again(out: Path) -> str:
     """The arguments of `bitgate sim run` that repeat the second simulation."""
-    prices = f"--ledger {out / 'ledger'} --peaks {out / PEAKS}"
+    prices = f"--ledger {out / 'ledger'} --peaks {out / PEAKS} --requests {REQUESTS}"
     return f"{prices} --max-num-batched-tokens {STEP_TOKENS} --name {_name('standing')}"
 
 
