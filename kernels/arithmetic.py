@@ -9,8 +9,8 @@ exactly 0 under -87 and inf above 87, and elsewhere within 1.5 * 2^-24 of the va
 1 / (1 + exp(-z)). softplus(x) is max(x, 0) + 2 * (s + s * z * L(z)) with t = exp(-|x|),
 s = t / (2 + t) and z = s * s, which is log(1 + t) as an area tangent; x itself above 17, exactly 0
 under -87, and elsewhere within 3.5 * 2^-24 of the value. Sums over lanes are a tree of adjacent
-pairs. Bfloat16 is made by integer arithmetic, to nearest even, and a NaN is stored as the one
-canonical NaN.
+pairs. Bfloat16 and float8_e4m3fn are made by integer arithmetic, to nearest even, and a NaN is
+stored as the one canonical NaN; what float8 cannot hold, infinities too, becomes its largest, 448.
 """
 
 from typing import Final
@@ -48,6 +48,13 @@ HIGH_BITS: Final = -4096  # 0xFFFFF000 as a signed 32-bit integer
 NAN_BITS: Final = 0x7FC00000
 NAN_BITS_BF16: Final = 0x7FC0
 
+E4M3_MAX: Final = 448.0
+E4M3_MAX_CODE: Final = 0x7E
+E4M3_NAN_CODE: Final = 0x7F
+E4M3_BIAS_SHIFT: Final = (127 - 7) << 3  # float32's exponent, as its upper bits hold it, to e4m3's
+E4M3_NORMAL_BITS: Final = 0x3C800000  # 2^-6, its smallest normal number
+E4M3_LAST_EXPONENT: Final = 141  # a float32 significand is that many minus its exponent above 2^-9
+
 
 def split(w: Tensor) -> tuple[Tensor, Tensor]:
     """Float32 w as hi + lo, both exact: hi keeps sign, exponent and 11 stored significand bits."""
@@ -79,6 +86,28 @@ def round_bf16(x: Tensor) -> Tensor:
     rounded = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).to(torch.int16)
     nan = torch.full_like(rounded, NAN_BITS_BF16)
     return torch.where(x != x, nan, rounded).view(torch.bfloat16)
+
+
+def round_e4m3(x: Tensor) -> Tensor:
+    """Float32 x to float8_e4m3fn, nearest even, at most 448, by integer arithmetic; one NaN."""
+    bits = x.contiguous().view(torch.int32)
+    size = bits & 0x7FFFFFFF
+    normal = ((size + 0x7FFFF + ((size >> 20) & 1)) >> 20) - E4M3_BIAS_SHIFT
+    # Below the normal numbers the codes count units of 2^-9. At a shift of 25 nothing is left.
+    significand = (size & 0x7FFFFF) | 0x800000
+    shift = (E4M3_LAST_EXPONENT - (size >> 23)).clamp(21, 25)
+    below_half = (torch.ones_like(shift) << (shift - 1)) - 1
+    subnormal = (significand + below_half + ((significand >> shift) & 1)) >> shift
+    code = torch.where(size < E4M3_NORMAL_BITS, subnormal, normal).clamp(max=E4M3_MAX_CODE)
+    code = torch.where(x != x, E4M3_NAN_CODE, code | ((bits >> 24) & 0x80))
+    return code.to(torch.uint8).view(torch.float8_e4m3fn)
+
+
+def ceil_power_of_two(x: Tensor) -> Tensor:
+    """The least power of two not below float32 x, which is at least 2^-126; inf, NaN stay."""
+    bits = x.contiguous().view(torch.int32)
+    power = ((bits + 0x7FFFFF) & 0x7F800000).view(torch.float32)
+    return torch.where(x != x, x, power)
 
 
 def exp(x: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """The pieces of `arithmetic` for Triton kernels, and how kernels made of them are launched.
 
 Each device function implements the function of `arithmetic` of its name. Tensors of bfloat16 arrive
-as int16 bit patterns, so that no backend's conversion is trusted.
+as int16 and those of float8 as int8 bit patterns, so that no backend's conversion is trusted.
 """
 
 from typing import Any
@@ -24,6 +24,11 @@ L0, L1, L2, L3 = (tl.constexpr(value) for value in arithmetic.LOG_L)
 HIGH_BITS = tl.constexpr(arithmetic.HIGH_BITS)
 NAN_BITS = tl.constexpr(arithmetic.NAN_BITS)
 NAN_BITS_BF16 = tl.constexpr(arithmetic.NAN_BITS_BF16)
+E4M3_MAX_CODE = tl.constexpr(arithmetic.E4M3_MAX_CODE)
+E4M3_NAN_CODE = tl.constexpr(arithmetic.E4M3_NAN_CODE)
+E4M3_BIAS_SHIFT = tl.constexpr(arithmetic.E4M3_BIAS_SHIFT)
+E4M3_NORMAL_BITS = tl.constexpr(arithmetic.E4M3_NORMAL_BITS)
+E4M3_LAST_EXPONENT = tl.constexpr(arithmetic.E4M3_LAST_EXPONENT)
 
 
 @triton.jit
@@ -38,6 +43,28 @@ def round_bf16(x):
     bits = x.to(tl.int32, bitcast=True)
     rounded = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).to(tl.int16)
     return tl.where(x != x, NAN_BITS_BF16, rounded).to(tl.int16)
+
+
+@triton.jit
+def round_e4m3(x):
+    """arithmetic.round_e4m3, as int8 bit patterns."""
+    bits = x.to(tl.int32, bitcast=True)
+    size = bits & 0x7FFFFFFF
+    normal = ((size + 0x7FFFF + ((size >> 20) & 1)) >> 20) - E4M3_BIAS_SHIFT
+    significand = (size & 0x7FFFFF) | 0x800000
+    shift = tl.minimum(tl.maximum(E4M3_LAST_EXPONENT - (size >> 23), 21), 25)
+    below_half = (tl.full(shift.shape, 1, tl.int32) << (shift - 1)) - 1
+    subnormal = (significand + below_half + ((significand >> shift) & 1)) >> shift
+    code = tl.minimum(tl.where(size < E4M3_NORMAL_BITS, subnormal, normal), E4M3_MAX_CODE)
+    return tl.where(x != x, E4M3_NAN_CODE, code | ((bits >> 24) & 0x80)).to(tl.int8)
+
+
+@triton.jit
+def ceil_power_of_two(x):
+    """arithmetic.ceil_power_of_two."""
+    bits = x.to(tl.int32, bitcast=True)
+    power = ((bits + 0x7FFFFF) & 0x7F800000).to(tl.float32, bitcast=True)
+    return tl.where(x != x, x, power)
 
 
 @triton.jit

@@ -10,7 +10,7 @@ from bitgate.kernels.mhc.contract import MHC_C1, MHC_TORCH_1
 from bitgate.kernels.mhc.post import MHC_POST
 from bitgate.kernels.mhc.post_pre import MHC_POST_PRE
 from bitgate.kernels.mhc.pre import MHC_PRE
-from bitgate.kernels.moe import MOE_BF16_1, MOE_EXPERTS, MOE_TORCH_1
+from bitgate.kernels.moe import MOE_BF16_1, MOE_EXPERTS, MOE_FP8_1, MOE_TORCH_1
 from bitgate.kernels.moe.act import MOE_ACT
 from bitgate.kernels.moe.align import MOE_ALIGN
 from bitgate.kernels.moe.combine import MOE_COMBINE
@@ -32,7 +32,7 @@ KERNELS: tuple[Kernel, ...] = (
     MOE_COMBINE,
     MOE_EXPERTS,
 )
-CONTRACTS: tuple[Contract, ...] = (MHC_C1, MHC_TORCH_1, MOE_BF16_1, MOE_TORCH_1)
+CONTRACTS: tuple[Contract, ...] = (MHC_C1, MHC_TORCH_1, MOE_BF16_1, MOE_FP8_1, MOE_TORCH_1)
 
 
 def kernel(op: str) -> Kernel:

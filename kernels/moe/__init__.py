@@ -15,7 +15,7 @@
 - `arguments`: what the experts refuse.
 """
 
-from bitgate.kernels.moe.contract import MOE_BF16_1, MOE_TORCH_1
+from bitgate.kernels.moe.contract import MOE_BF16_1, MOE_FP8_1, MOE_TORCH_1
 from bitgate.kernels.moe.experts_kernel import MOE_EXPERTS
 
-__all__ = ["MOE_BF16_1", "MOE_EXPERTS", "MOE_TORCH_1"]
+__all__ = ["MOE_BF16_1", "MOE_EXPERTS", "MOE_FP8_1", "MOE_TORCH_1"]

@@ -52,6 +52,13 @@ MOE_TORCH_1: Final = Contract(
     batch_invariant=False,
     cross_device=False,
 )
+MOE_FP8_1: Final = Contract(
+    name="moe-fp8/1",
+    summary="the order of moe-bf16/1 with both matmuls over float8_e4m3fn: rows and activations "
+    "are quantised by `moe_quant`, by integer arithmetic to nearest even, at most 448",
+    batch_invariant=False,
+    cross_device=False,
+)
 
 UNUSED_BLOCK: Final = -1
 
