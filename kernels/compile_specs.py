@@ -167,17 +167,32 @@ SPECS: tuple[CompileSpec, ...] = (
         # 16 rows take another matrix instruction than 64; the store of the accumulator, none.
         for block_m, stored in ((16, 0), (64, 0), (64, 1))
     ),
-    CompileSpec(
-        name="moe_act",
-        target=f"{_MOE}.act_triton:act_kernel",
-        arguments=(
-            *_pointers("gate_up out", "i16"),
-            ("rows", "i32"),
-            ("intermediate", "i32:16"),
-            ("limit", "fp32"),
-            ("zero", "i32"),
-        ),
-        constants=(("ROWS", 1), ("BLOCK", 1024)),
+    *(
+        CompileSpec(
+            name=name,
+            target=f"{_MOE}.act_triton:act_kernel",
+            arguments=(
+                *_pointers("gate_up out", "i16"),
+                ("rows", "i32"),
+                ("intermediate", "i32:16"),
+                ("limit", "fp32"),
+                ("alpha", "fp32"),
+                ("zero", "i32"),
+            ),
+            constants=(
+                ("KIND", kind),
+                ("ROUND_BETWEEN", round_between),
+                ("ROWS", 1),
+                ("BLOCK", 1024),
+            ),
+        )
+        for name, kind, round_between in (
+            ("moe_act", 0, 1),
+            ("moe_act_product", 0, 0),
+            ("moe_act_oai", 1, 0),
+            ("moe_act_step", 2, 0),
+            ("moe_act_step_rounded", 2, 1),
+        )
     ),
     CompileSpec(
         name="moe_combine",

@@ -59,29 +59,41 @@ SUITES = {
 
 
 def integer_cases() -> tuple[IntegerCase, ...]:
-    """Gates where silu is the identity or zero without rounding: 0, at least 32, at most -128.
+    """Gates where the sigmoid is exactly 0 or 1: 0, at least 32, at most -128; for every kind.
 
-    exp(-32) vanishes beside 1 in float32, and exp(128) is infinite. Finds swapped halves, a missing
-    clamp of either half, an unwritten channel and a wrong row.
+    exp(-32) vanishes beside 1 in float32, and exp(128) is infinite. Finds swapped halves, halves
+    where pairs alternate, a missing clamp of either half, a clamp on the wrong side of silu (of the
+    limit 2, which silu does not keep), a missing up + 1, an unwritten channel and a wrong row.
     """
-    return tuple(_case(rows, width) for rows, width in ((1, 1), (3, 7), (5, 768)))
+    return (
+        *(_case("silu", 64, 1, rows, width) for rows, width in ((1, 1), (3, 7), (5, 768))),
+        _case("silu", 64, 0, 3, 257),
+        *(_case("swiglu-oai", 64, 0, rows, width) for rows, width in ((1, 1), (3, 7), (2, 511))),
+        *(_case("swiglu-step", 2, between, 3, 257) for between in (0, 1)),
+    )
 
 
-def _case(rows: int, width: int) -> IntegerCase:
+def _case(kind: str, limit: int, round_between: int, rows: int, width: int) -> IntegerCase:
     stream = IntegerStream(1000 * rows + width)
-    limit = 64
     gate = 32 * stream.integers((rows, width), -4, 4)
     # Below -limit and above it, and never the gate's own.
-    up = stream.integers((rows, width), -80, 80)
+    up = stream.integers((rows, width), -limit - 16, limit + 16)
     gate = np.where((gate < 0) & (gate > -128), 0, gate)
-    silu = np.clip(gate, 0, limit)
-    expected = silu * np.clip(up, -limit, limit)
+    clamped = np.clip(up, -limit, limit) + (kind == "swiglu-oai")
+    expected = np.clip(gate, 0, limit) * clamped
     # A gate of at most -128 gives -0, and so does 0 times a negative up.
-    signs = np.where((gate < 0) != (up < 0), -1.0, 1.0)
+    signs = np.where((gate < 0) != (clamped < 0), -1.0, 1.0)
     values = np.copysign(expected.astype(np.float64), np.where(expected == 0, signs, expected))
+    alternating = kind == "swiglu-oai"
+    gate_up = np.stack([gate, up], -1 if alternating else 1).reshape(rows, 2 * width)
     return IntegerCase(
-        name=f"{rows}x{width}",
-        inputs={"gate_up": torch.from_numpy(np.concatenate([gate, up], 1)).to(torch.bfloat16)},
-        constants={"swiglu_limit": float(limit)},
+        name=f"{kind}-{rows}x{width}" + ("-rounded" if round_between else ""),
+        inputs={"gate_up": torch.from_numpy(gate_up).to(torch.bfloat16)},
+        constants={
+            "swiglu_limit": float(limit),
+            "kind": kind,
+            "round_between": round_between,
+            "alpha": 1.702,
+        },
         expected={"out": torch.from_numpy(values).to(torch.bfloat16)},
     )

@@ -1,6 +1,7 @@
 """moe_act: where it rounds, what it clamps and writes, and how far from float64 it may be."""
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,13 +12,14 @@ from bitgate.kernels import arithmetic
 from bitgate.kernels.arithmetic_triton import launch
 from bitgate.kernels.loading import load
 from bitgate.kernels.moe import act_triton
-from bitgate.kernels.moe.act import MOE_ACT
-from bitgate.kernels.moe.act_reference import clamped, moe_act, moe_act_float64
+from bitgate.kernels.moe.act import ALPHA, MOE_ACT, Activation
+from bitgate.kernels.moe.act_reference import activated, halves, moe_act, moe_act_float64
 from bitgate.kernels.spec import Tensors
 from bitgate.records.errors import UsageError
 from bitgate.records.types import Workload
 
 Tensor = torch.Tensor
+SENTINEL = -7.5
 RUNS = [pytest.param(load(one.target), id=one.name) for one in MOE_ACT.implementations]
 
 
@@ -35,9 +37,9 @@ def differing(a: Tensor, b: Tensor) -> float:
 # --- mutants: each must change bits --------------------------------------------------------------
 
 
-def halves(gate_up: Tensor, limit: float) -> tuple[Tensor, Tensor]:
+def clamped(gate_up: Tensor, limit: float) -> tuple[Tensor, Tensor]:
     gate, up = gate_up.float().chunk(2, dim=-1)
-    return clamped(gate, up, limit)
+    return gate.clamp(max=limit), up.clamp(-limit, limit)
 
 
 def quotient(gate: Tensor) -> Tensor:
@@ -46,8 +48,7 @@ def quotient(gate: Tensor) -> Tensor:
 
 def fp32_product(gate_up: Tensor, limit: float) -> Tensor:
     """SGLang's: no rounding between silu and the product."""
-    gate, up = halves(gate_up, limit)
-    return arithmetic.round_bf16(quotient(gate) * up)
+    return moe_act(gate_up=gate_up, swiglu_limit=limit, round_between=0)
 
 
 def swapped(gate_up: Tensor, limit: float) -> Tensor:
@@ -57,9 +58,7 @@ def swapped(gate_up: Tensor, limit: float) -> Tensor:
 
 def clamped_after(gate_up: Tensor, limit: float) -> Tensor:
     """Step models': silu first, then its limit."""
-    gate, up = gate_up.float().chunk(2, dim=-1)
-    silu, up = clamped(quotient(gate), up, limit)
-    return arithmetic.round_bf16(arithmetic.round_bf16(silu).float() * up)
+    return moe_act(gate_up=gate_up, swiglu_limit=limit, kind="swiglu-step")
 
 
 def not_clamped(gate_up: Tensor, limit: float) -> Tensor:
@@ -73,7 +72,7 @@ def gate_clamped_below(gate_up: Tensor, limit: float) -> Tensor:
 
 
 def truncating(gate_up: Tensor, limit: float) -> Tensor:
-    gate, up = halves(gate_up, limit)
+    gate, up = clamped(gate_up, limit)
     product = arithmetic.round_bf16(quotient(gate)).float() * up
     return (product.view(torch.int32) >> 16).to(torch.int16).view(torch.bfloat16)
 
@@ -100,40 +99,132 @@ def test_mutants_show(name: str) -> None:
 
 def test_another_form_of_silu_shows_before_it_is_rounded() -> None:
     """x times sigmoid(x) instead of x / (1 + exp(-x)): bfloat16 hides it, float32 does not."""
-    gate, _ = halves(inputs_at(64, 256)["gate_up"], 10.0)
+    gate, _ = clamped(inputs_at(64, 256)["gate_up"], 10.0)
     other = gate * arithmetic.sigmoid(gate)
     assert 0.2 < (other != quotient(gate)).float().mean() < 0.5
+
+
+# --- the kinds -----------------------------------------------------------------------------------
+
+# Kind, round_between, alpha.
+KINDS = [
+    ("silu", 1, ALPHA),
+    ("silu", 0, ALPHA),
+    ("swiglu-oai", 0, ALPHA),
+    ("swiglu-oai", 0, 0.5),
+    ("swiglu-step", 0, ALPHA),
+    ("swiglu-step", 1, ALPHA),
+]
+
+
+def constants(kind: tuple[str, int, float], limit: float) -> dict[str, Any]:
+    name, round_between, alpha = kind
+    return {
+        "swiglu_limit": limit,
+        "kind": name,
+        "round_between": round_between,
+        "alpha": alpha,
+    }
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_no_bit_differs_from_the_replay(kind: tuple[str, int, float]) -> None:
+    for limit, inputs in ((7.0, inputs_at(5, 257)), (2.0, inputs_at(9, 448, "edges"))):
+        chosen = constants(kind, limit)
+        assert differing(moe_act(**inputs, **chosen), act_triton.moe_act(**inputs, **chosen)) == 0
+    # The control: the clamp of the other limit shows.
+    assert differing(moe_act(**inputs, **chosen), moe_act(**inputs, **constants(kind, 7.0))) > 0
+
+
+def test_every_kind_has_other_bits() -> None:
+    inputs = inputs_at(16, 256)
+    outputs = [moe_act(**inputs, **constants(kind, 2.0)) for kind in KINDS]
+    shares = [differing(a, b) for n, a in enumerate(outputs) for b in outputs[:n]]
+    assert min(shares) > 0.002
+
+
+def torch_form(gate_up: Tensor, kind: str, limit: float) -> Tensor:
+    """The published formulas by torch's own functions, in float64."""
+    gate, up = gate_up.double().chunk(2, dim=-1)
+    if kind == "swiglu-oai":
+        gate, up = gate_up.double()[..., ::2], gate_up.double()[..., 1::2]
+        gate = gate.clamp(max=limit)
+        return (up.clamp(-limit, limit) + 1) * (gate * torch.sigmoid(gate * 1.702))
+    if kind == "swiglu-step":
+        return functional.silu(gate).clamp(max=limit) * up.clamp(-limit, limit)
+    return functional.silu(gate.clamp(max=limit)) * up.clamp(-limit, limit)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind[2] == ALPHA], ids=str)
+@pytest.mark.parametrize("limit", [1.0, 7.0])
+def test_a_kind_is_the_published_formula(kind: tuple[str, int, float], limit: float) -> None:
+    inputs = inputs_at(16, 256)
+    value, bound = moe_act_float64(**inputs, **constants(kind, limit))
+    expected = torch_form(inputs["gate_up"], kind[0], limit)
+    # The bound, less alpha's rounding to float32 and float64's own.
+    assert ((value - expected).abs() <= 2.0**-19 * expected.abs() + 1e-30).all()
+    # Another kind is refused where the limit is small: silu(7) is 7 within one rounding.
+    for other in {"silu", "swiglu-oai", "swiglu-step"} - {kind[0]} if limit == 1.0 else ():
+        wrong = torch_form(inputs["gate_up"], other, limit)
+        assert ((wrong - value).abs() > bound).float().mean() > 0.005
+
+
+def test_a_rounded_silu_is_clamped_to_the_same_bits_before_and_after() -> None:
+    """The limit is a bfloat16, so an engine may round before the clamp of swiglu-step, or after."""
+    gate = inputs_at(64, 256, "edges")["gate_up"].float()
+    silu = quotient(gate)
+    after = arithmetic.round_bf16(silu.clamp(max=2.0)).float()
+    assert torch.equal(after, arithmetic.round_bf16(silu).float().clamp(max=2.0))
+
+
+def test_what_others_share_is_the_operator() -> None:
+    inputs = inputs_at(3, 40)
+    for kind in KINDS:
+        settings = Activation(**constants(kind, 7.0), op="another")
+        product = activated(*halves(inputs["gate_up"].float(), settings), settings)
+        assert product.dtype is torch.float32
+        expected = moe_act(**inputs, **constants(kind, 7.0))
+        assert differing(arithmetic.round_bf16(product), expected) == 0
 
 
 # --- published faults ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("run", RUNS)
-@pytest.mark.parametrize("width", [1, 7, 255, 257, 511, 768, 1408])
-def test_every_channel_is_written(run: Callable[..., Tensor], width: int) -> None:
+@pytest.mark.parametrize("width", [1, 255, 257, 448, 511, 768, 1408])
+@pytest.mark.parametrize("kind", ["silu", "swiglu-oai"])
+def test_every_channel_is_written(run: Callable[..., Tensor], width: int, kind: str) -> None:
     """A published kernel left the channels from 257 on unwritten at the width 768."""
     inputs = inputs_at(2, width)
-    expected = moe_act(**inputs, swiglu_limit=7.0)
+    chosen = constants((kind, 0, ALPHA), 7.0)
+    expected = moe_act(**inputs, **chosen)
     if "out" in run.__code__.co_varnames[: run.__code__.co_kwonlyargcount]:
-        out = torch.full((2, width), -7.5, dtype=torch.bfloat16)
-        run(**inputs, swiglu_limit=7.0, out=out)
+        out = torch.full((2, width), SENTINEL, dtype=torch.bfloat16)
+        run(**inputs, **chosen, out=out)
     else:
-        out = run(**inputs, swiglu_limit=7.0)
+        out = run(**inputs, **chosen)
     assert differing(out, expected) == 0
-    assert not (out == -7.5).any()
+    assert not (out == SENTINEL).any()
 
 
 @pytest.mark.slow  # reserves 10 GB of addresses, of which some pages are used
-def test_offsets_beyond_32_bits() -> None:
+@pytest.mark.parametrize("kind", ["silu", "swiglu-oai"])
+def test_offsets_beyond_32_bits(kind: str) -> None:
     intermediate = (1 << 30) + 16
+    settings = Activation(**constants((kind, 0, ALPHA), 10.0))
     gate_up = torch.from_numpy(np.zeros(3 * intermediate + 16, np.int16))
     out = torch.from_numpy(np.zeros(intermediate + 16, np.int16))
     values = inputs_at(1, 16)["gate_up"].view(torch.int16)[0]
-    gate_up[2 * intermediate : 2 * intermediate + 16] = values[:16]
-    gate_up[3 * intermediate : 3 * intermediate + 16] = values[16:]
-    sizes = {"ROWS": 1, "BLOCK": 16}
-    launch(act_triton.act_kernel, (2, 1), gate_up, out, 2, intermediate, 10.0, 0, **sizes)
-    expected = moe_act(gate_up=values[None].view(torch.bfloat16), swiglu_limit=10.0)
+    row = gate_up[2 * intermediate :]
+    if settings.interleaved:
+        row[:32] = values
+    else:
+        row[:16], row[intermediate : intermediate + 16] = values[:16], values[16:]
+    sizes = {"ROWS": 1, "BLOCK": 16, "KIND": settings.number, "ROUND_BETWEEN": 0}
+    numbers = (2, intermediate, settings.limit, settings.slope, 0)
+    launch(act_triton.act_kernel, (2, 1), gate_up, out, *numbers, **sizes)
+    row = values[None].view(torch.bfloat16)
+    expected = moe_act(gate_up=row, **constants((kind, 0, ALPHA), 10.0))
     assert torch.equal(out[intermediate:], expected.view(torch.int16)[0])
 
 
@@ -151,19 +242,22 @@ def test_a_nan_is_stored_as_the_canonical_one(run: Callable[..., Tensor]) -> Non
 
 
 @pytest.mark.parametrize("limit", [10.0, 7.0, float("inf")])
-@pytest.mark.parametrize("run", RUNS)
-def test_the_result_lies_within_the_bound(run: Callable[..., Tensor], limit: float) -> None:
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_the_result_lies_within_the_bound(kind: tuple[str, int, float], limit: float) -> None:
     cases = [inputs_at(33, 96)] if limit == float("inf") else [inputs_at(33, 96, "edges")]
     for inputs in (inputs_at(5, 768), *cases):
-        value, bound = moe_act_float64(**inputs, swiglu_limit=limit)
-        assert ((run(**inputs, swiglu_limit=limit).double() - value).abs() <= bound).all()
+        value, bound = moe_act_float64(**inputs, **constants(kind, limit))
+        assert value.isfinite().all()
+        for run in (moe_act, act_triton.moe_act):
+            out = run(**inputs, **constants(kind, limit))
+            assert ((out.double() - value).abs() <= bound).all()
 
 
 FAULTS: dict[str, Callable[[Tensor], Tensor]] = {
     "swapped halves": lambda x: swapped(x, 10.0),
     "not clamped": lambda x: not_clamped(x, 10.0),
-    "no activation": lambda x: arithmetic.round_bf16(torch.mul(*halves(x, 10.0))),
-    "gelu": lambda x: (functional.gelu(halves(x, 10.0)[0]) * halves(x, 10.0)[1]).bfloat16(),
+    "no activation": lambda x: arithmetic.round_bf16(torch.mul(*clamped(x, 10.0))),
+    "gelu": lambda x: (functional.gelu(clamped(x, 10.0)[0]) * clamped(x, 10.0)[1]).bfloat16(),
     "an eighth too large": lambda x: moe_act(gate_up=x, swiglu_limit=10.0) * 1.125,
 }
 
@@ -185,6 +279,8 @@ def test_the_bound_is_two_roundings() -> None:
 
 # --- refusals ------------------------------------------------------------------------------------
 
+OAI = {"kind": "swiglu-oai", "round_between": 0}
+
 
 @pytest.mark.parametrize(
     ("change", "message"),
@@ -193,7 +289,21 @@ def test_the_bound_is_two_roundings() -> None:
         ({"swiglu_limit": float("nan")}, "to be a positive number, or inf for none, got nan"),
         ({"swiglu_limit": True}, "to be a positive number, or inf for none, got True"),
         ({"swiglu_limit": "10"}, "to be a positive number, or inf for none, got '10'"),
+        ({"swiglu_limit": None}, "to be a positive number, or inf for none, got None"),
+        ({"swiglu_limit": 10**5000}, "exactly, got an integer of 16610 bits; the nearest is inf"),
+        ({"swiglu_limit": -(10**400)}, "or inf for none, got an integer of 1329 bits"),
         ({"swiglu_limit": 10.3}, "that bfloat16 holds exactly, got 10.3; the nearest is 10.3125"),
+        ({"kind": "gelu"}, "a kind of silu, swiglu-oai, swiglu-step, got 'gelu'"),
+        ({"kind": 0}, "a kind of silu, swiglu-oai, swiglu-step, got 0"),
+        ({"round_between": True}, "round_between of 0 or 1, an int, got True"),
+        ({"round_between": 2}, "round_between of 0 or 1, an int, got 2"),
+        ({"kind": "swiglu-oai"}, "round_between of 0 for swiglu-oai, which rounds once, got 1"),
+        ({"alpha": 1.0}, "no alpha beside silu, got 1.0; it is swiglu-oai's"),
+        ({**OAI, "alpha": 0.0}, "alpha to be a positive float32, got 0.0"),
+        ({**OAI, "alpha": 1e-60}, "alpha to be a positive float32, got 1e-60"),
+        ({**OAI, "alpha": 10**400}, "alpha to be a positive float32, got an integer of 1329 bits"),
+        ({**OAI, "alpha": None}, "alpha to be a positive float32, got None"),
+        ({**OAI, "alpha": "1"}, "alpha to be a positive float32, got '1'"),
         ({"gate_up": torch.zeros(2, 7, dtype=torch.bfloat16)}, r"2\*intermediate of 6, got 7"),
         ({"gate_up": torch.zeros(2, 8)}, "gate_up in bfloat16, got float32"),
         ({"gate_up": torch.zeros(8, dtype=torch.bfloat16)}, r"as \[rows, 2\*intermediate\]"),
