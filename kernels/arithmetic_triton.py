@@ -52,7 +52,7 @@ def round_e4m3(x):
     size = bits & 0x7FFFFFFF
     normal = ((size + 0x7FFFF + ((size >> 20) & 1)) >> 20) - E4M3_BIAS_SHIFT
     significand = (size & 0x7FFFFF) | 0x800000
-    shift = tl.minimum(tl.maximum(E4M3_LAST_EXPONENT - (size >> 23), 21), 25)
+    shift = tl.minimum(tl.maximum(-(size >> 23) + E4M3_LAST_EXPONENT, 21), 25)
     below_half = (tl.full(shift.shape, 1, tl.int32) << (shift - 1)) - 1
     subnormal = (significand + below_half + ((significand >> shift) & 1)) >> shift
     code = tl.minimum(tl.where(size < E4M3_NORMAL_BITS, subnormal, normal), E4M3_MAX_CODE)

@@ -12,11 +12,17 @@ from bitgate.records.ops.base import ELEMENT_BYTES, Axes, Operator
 from bitgate.records.ops.dense import DENSE_OPERATORS
 from bitgate.records.ops.mhc import MHC_OPERATORS
 from bitgate.records.ops.moe import MOE_OPERATORS
+from bitgate.records.ops.moe_quant import MOE_QUANT_OPERATORS
 from bitgate.records.proof import Workload
 
 __all__ = ["OPERATORS", "Axes", "Operator", "bytes_of", "flops_of", "operator"]
 
-OPERATORS: Final[tuple[Operator, ...]] = (*MHC_OPERATORS, *MOE_OPERATORS, *DENSE_OPERATORS)
+OPERATORS: Final[tuple[Operator, ...]] = (
+    *MHC_OPERATORS,
+    *MOE_OPERATORS,
+    *MOE_QUANT_OPERATORS,
+    *DENSE_OPERATORS,
+)
 
 
 def operator(name: str) -> Operator:

@@ -24,7 +24,7 @@ _TOP_K = ("top_k", "k, experts chosen for a row")
 
 _LOGIT_FLOPS = 4
 _CHOICE_FLOPS = 3
-_GATED_FLOPS = 5
+GATED_FLOPS = 5
 
 
 def _pairs(axes: Axes) -> int:
@@ -77,7 +77,7 @@ def _act_bytes(axes: Axes, element: int) -> int:
 
 
 def _act_flops(axes: Axes) -> int:
-    return _GATED_FLOPS * axes["rows"] * axes["intermediate"]
+    return GATED_FLOPS * axes["rows"] * axes["intermediate"]
 
 
 def _combine_bytes(axes: Axes, element: int) -> int:
