@@ -10,15 +10,30 @@ from bitgate.kernels import alias
 from bitgate.kernels.arguments import bind, output
 from bitgate.kernels.arithmetic_triton import block_of, launch
 from bitgate.kernels.interpreter import interpreting, tl, triton
-from bitgate.kernels.moe.align import MOE_ALIGN, check
-from bitgate.kernels.moe.contract import UNUSED_BLOCK, block_capacity
+from bitgate.kernels.moe.align import MOE_ALIGN, check, check_map
+from bitgate.kernels.moe.align_layouts import DEFAULT_LAYOUT, layout_of
 
-UNUSED = tl.constexpr(UNUSED_BLOCK)
+
+@triton.jit
+def local_of(expert_map, expert, valid, experts):
+    """`expert_map[expert]`, and -1 where that is no expert, or what it says is none."""
+    local = tl.load(expert_map + expert, mask=valid, other=-1)
+    return tl.where((local >= 0) & (local < experts), local, -1)
+
+
+@triton.jit
+def group_of(ids, expert_map, pair, pairs, experts, DROPS: tl.constexpr):
+    """The groups of pairs, below 0 or from `experts` on for those that are dropped."""
+    chosen = tl.load(ids + pair, mask=pair < pairs, other=-1)
+    if DROPS:
+        chosen = local_of(expert_map, chosen, (chosen >= 0) & (chosen < experts), experts)
+    return chosen
 
 
 @triton.jit
 def align_count_kernel(
     ids,
+    expert_map,
     counts,
     sorted_pairs,
     expert_ids,
@@ -26,6 +41,8 @@ def align_count_kernel(
     blocks,
     experts,
     BLOCK_M: tl.constexpr,
+    DROPS: tl.constexpr,
+    TAIL: tl.constexpr,
     ROWS: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
@@ -35,21 +52,24 @@ def align_count_kernel(
     lane = tl.arange(0, CHUNK)
     total = tl.zeros((ROWS,), tl.int32)
     for start in range(0, pairs, CHUNK):
-        pair = start + lane
-        chosen = tl.load(ids + pair, mask=pair < pairs, other=-1)
+        chosen = group_of(ids, expert_map, start + lane, pairs, experts, DROPS)
         total += tl.sum((expert[:, None] == chosen[None, :]).to(tl.int32), axis=1)
     tl.store(counts + expert, total, mask=expert < experts)
-    # `sorted_pairs = full(pairs)`, `expert_ids = full(-1)`
+    # `sorted_pairs = full(pairs)`, `expert_ids = full(tail)`
     places = blocks * BLOCK_M
+    tail = tl.full((CHUNK,), TAIL, tl.int32)
+    if not DROPS:
+        tail = local_of(expert_map, tail, tail >= 0, experts)
     for start in range(tl.program_id(0) * CHUNK, places, tl.num_programs(0) * CHUNK):
         at = start + lane
         tl.store(sorted_pairs + at, tl.zeros((CHUNK,), tl.int32) + pairs, mask=at < places)
-        tl.store(expert_ids + at, tl.full((CHUNK,), UNUSED, tl.int32), mask=at < blocks)
+        tl.store(expert_ids + at, tail, mask=at < blocks)
 
 
 @triton.jit
 def align_place_kernel(
     ids,
+    expert_map,
     counts,
     sorted_pairs,
     expert_ids,
@@ -57,6 +77,7 @@ def align_place_kernel(
     pairs,
     experts,
     BLOCK_M: tl.constexpr,
+    DROPS: tl.constexpr,
     EXPERTS: tl.constexpr,
     ROWS: tl.constexpr,
     CHUNK: tl.constexpr,
@@ -72,17 +93,20 @@ def align_place_kernel(
     # `padded = needed.sum() * block_m`
     if tl.program_id(0) == 0:
         tl.store(padded, tl.sum(needed, axis=0) * BLOCK_M)
-    # `expert_ids[first_block : first_block + needed] = expert`
+    # `expert_ids[first_block : first_block + needed] = name_of[expert]`
     lane = tl.arange(0, CHUNK)
+    name = expert
+    if not DROPS:
+        name = local_of(expert_map, expert, expert < experts, experts)
     for start in range(0, tl.max(own, axis=0), CHUNK):
         block = (start + lane)[None, :]
-        named = tl.zeros((ROWS, CHUNK), tl.int32) + expert[:, None]
+        named = tl.zeros((ROWS, CHUNK), tl.int32) + name[:, None]
         tl.store(expert_ids + first[:, None] + block, named, mask=block < own[:, None])
     # `sorted_pairs[first_block * block_m + rank] = pair`: the pairs that ascend decide the ranks
     place = first * BLOCK_M
     for start in range(0, pairs, CHUNK):
         pair = start + lane
-        chosen = tl.load(ids + pair, mask=pair < pairs, other=-1)
+        chosen = group_of(ids, expert_map, pair, pairs, experts, DROPS)
         mine = (expert[:, None] == chosen[None, :]) & (expert < experts)[:, None]
         rank = tl.cumsum(mine.to(tl.int32), axis=1) - 1
         value = tl.zeros((ROWS, CHUNK), tl.int32) + pair[None, :]
@@ -93,52 +117,66 @@ def align_place_kernel(
 def moe_align(
     *,
     topk_ids: Tensor,
-    experts: int,
+    expert_map: Tensor,
     block_m: int,
+    layout: str = DEFAULT_LAYOUT,
     sorted_pairs: Tensor | None = None,
     expert_ids: Tensor | None = None,
     padded: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """`moe_align` as MOE_ALIGN defines it, into the given outputs or new ones.
 
+    On a device the values of expert_map are not checked, because that would wait for them: an entry
+    that is no local expert counts as -1, and experts with the same entry share its group, or in a
+    layout that does not drop keep their own.
+
     Raises:
         UsageError: an argument is not what MOE_ALIGN says, or memory overlaps.
         EnvironmentUnfit: CPU tensors where Triton does not interpret.
     """
-    pairs = check(topk_ids, experts, block_m)
-    blocks = block_capacity(pairs, experts, block_m)
+    pairs, blocks = check(topk_ids, expert_map, block_m, layout)
+    if interpreting():
+        check_map(expert_map)
     wanted = {"sorted_pairs": sorted_pairs, "expert_ids": expert_ids, "padded": padded}
     given = {name: tensor for name, tensor in wanted.items() if tensor is not None}
     extents = {"blocks": blocks, "block_m": block_m, "one": 1}
-    bind("moe_align", MOE_ALIGN.outputs, given, fixed=extents, reason="see block_capacity")
-    alias.check("moe_align", {"topk_ids": topk_ids}, given)
+    reason = "see AlignLayout.capacity"
+    bind("moe_align", MOE_ALIGN.outputs, given, fixed=extents, reason=reason)
+    alias.check("moe_align", {"topk_ids": topk_ids, "expert_map": expert_map}, given)
     shapes = ((blocks * block_m,), (blocks,), (1,))
     sorted_pairs, expert_ids, padded = (
         output("moe_align", name, tensor, shape, topk_ids, torch.int32)
         for (name, tensor), shape in zip(wanted.items(), shapes, strict=True)
     )
-    ids = topk_ids.contiguous()
-    counts = torch.empty(experts, dtype=torch.int32, device=ids.device)
+    inputs = (topk_ids.contiguous(), expert_map.contiguous())
+    rules, experts = layout_of(layout), len(expert_map)
+    counts = torch.empty(experts, dtype=torch.int32, device=topk_ids.device)
     # Interpreted programs run one after another: one for all experts, on a device one for each.
     rows = triton.next_power_of_2(experts) if interpreting() else 1
     grid, chunk = (triton.cdiv(experts, rows),), block_of(pairs, 1024)
-    sizes = {"BLOCK_M": block_m, "ROWS": rows, "CHUNK": chunk}
+    sizes = {
+        "BLOCK_M": block_m,
+        "DROPS": int(rules.drops_nonlocal),
+        "ROWS": rows,
+        "CHUNK": chunk,
+    }
     launch(
         align_count_kernel,
         grid,
-        ids,
+        *inputs,
         counts,
         sorted_pairs,
         expert_ids,
         pairs,
         blocks,
         experts,
+        TAIL=rules.tail,
         **sizes,
     )
     launch(
         align_place_kernel,
         grid,
-        ids,
+        *inputs,
         counts,
         sorted_pairs,
         expert_ids,

@@ -7,7 +7,8 @@
    model does so, then times the scale. A score that is NaN or infinite counts as 0.
 2. A pair is token * top_k + slot. Pairs are grouped by expert and ascend within it; every group is
    filled up to a multiple of block_m with the padding value tokens * top_k. Pairs whose expert is
-   below 0 or not below the number of experts are dropped. A block without pairs has expert -1.
+   below 0, not below the number of experts or on another rank are dropped. A block without pairs
+   has expert -1.
 3. A matmul starts at +0 in float32 and runs over K in ascending steps of block_k: each step is one
    product of tiles padded with +0 to [block_m, block_k] and [block_k, block_n], then one addition.
    What a step is has a name, and a claim never spans two of them. On the CPU it is `ieee-tile`:
@@ -60,8 +61,6 @@ MOE_FP8_1: Final = Contract(
     cross_device=False,
 )
 
-UNUSED_BLOCK: Final = -1
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TileConfig:
@@ -103,8 +102,3 @@ def _require_power_of_two(name: str, value: int, low: int, high: int) -> None:
 
 
 DEFAULT_CONFIG: Final = TileConfig()
-
-
-def block_capacity(pairs: int, experts: int, block_m: int) -> int:
-    """How many blocks `pairs` can fill at most, however they are spread over the experts."""
-    return (pairs + min(pairs, experts) * (block_m - 1)) // block_m

@@ -43,7 +43,7 @@ def make_inputs(workload: Workload, index: int) -> Tensors:
     return {
         "a": spread(stream, (tokens, k), scale_log2=6),
         "w": spread(stream, (experts, n, k), scale_log2=4 + k.bit_length() // 2),
-        **aligned(ids.reshape(-1).tolist(), experts, DEFAULT_CONFIG.block_m),
+        **aligned(ids.reshape(-1).tolist(), range(experts), DEFAULT_CONFIG.block_m),
         "weights": routing_weights(stream, (tokens * top_k,)),
     }
 
@@ -111,7 +111,7 @@ def _case(shape: _Shape) -> IntegerCase:
         inputs={
             "a": torch.from_numpy(a).to(torch.bfloat16),
             "w": torch.from_numpy(w).to(torch.bfloat16),
-            **aligned(ids.tolist(), shape.experts, shape.block_m),
+            **aligned(ids.tolist(), range(shape.experts), shape.block_m),
             "weights": torch.from_numpy(factors).to(torch.float32),
         },
         constants={

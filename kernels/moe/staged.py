@@ -43,7 +43,8 @@ def run(
     x, topk_ids, w_gate_up = tensors["x"], tensors["topk_ids"], tensors["w_gate_up"]
     experts, (tokens, top_k) = len(w_gate_up), topk_ids.shape
     show = tap or _unseen
-    aligned = stages.align(topk_ids=topk_ids, experts=experts, block_m=config.block_m)
+    everyone = torch.arange(experts, dtype=torch.int32, device=topk_ids.device)
+    aligned = stages.align(topk_ids=topk_ids, expert_map=everyone, block_m=config.block_m)
     sorted_pairs, expert_ids, padded = aligned
     show("sorted_pairs", sorted_pairs)
     show("expert_ids", expert_ids)

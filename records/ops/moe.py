@@ -49,10 +49,10 @@ def _route_flops(axes: Axes) -> int:
 
 
 def _align_bytes(axes: Axes, element: int) -> int:  # noqa: ARG001 - integers only
-    """Each id in; each pair in its place, at least one block's expert, and the length out."""
+    """Ids and map in; each pair in its place, at least one block's expert, and the length out."""
     pairs = _pairs(axes)
     blocks = 1 if pairs else 0
-    return INT64_BYTES * pairs + INT32_BYTES * (pairs + blocks + 1)
+    return INT64_BYTES * pairs + INT32_BYTES * (axes["experts"] + pairs + blocks + 1)
 
 
 def _gemm_bytes(axes: Axes, element: int) -> int:
@@ -127,8 +127,9 @@ MOE_OPERATORS: Final = (
         flops=no_flops,
         counts="lower-bound",
         source=(
-            "ids as int64, places and experts of blocks as int32; how many blocks are filled up, "
-            "and how far, depends on the data and on the block's size: at least one"
+            "ids as int64, the map of the experts, places and experts of blocks as int32; of pairs "
+            "whose experts are all local; how many blocks are filled up, and how far, depends on "
+            "the data and on the block's size: at least one"
         ),
     ),
     Operator(

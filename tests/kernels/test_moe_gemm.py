@@ -44,7 +44,7 @@ def realigned(inputs: Tensors, experts: int, block_m: int) -> Tensors:
         for pair in named:
             if pair < len(ids):
                 ids[pair] = expert
-    return aligned(ids, experts, block_m)
+    return aligned(ids, range(experts), block_m)
 
 
 def both(inputs: Tensors, **constants: int) -> tuple[Tensors, Tensors]:

@@ -85,8 +85,9 @@ def unweighted(gemm: Changed) -> Changed:
 
 
 def next_expert(align: Changed) -> Changed:
-    def wrong(*, experts: int, **arguments: Any) -> tuple[Tensor, ...]:
-        sorted_pairs, expert_ids, padded = align(experts=experts, **arguments)
+    def wrong(*, expert_map: Tensor, **arguments: Any) -> tuple[Tensor, ...]:
+        experts = len(expert_map)
+        sorted_pairs, expert_ids, padded = align(expert_map=expert_map, **arguments)
         return sorted_pairs, torch.where(expert_ids < 0, -1, (expert_ids + 1) % experts), padded
 
     return wrong

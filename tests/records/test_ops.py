@@ -65,8 +65,8 @@ def moe(op: str, dtype: str = "bfloat16", **axes: int) -> Workload:
             3 * 2,
             3 * 8 * 5 + 3 * 2 * 3,
         ),
-        (moe("moe_align", tokens=3, experts=8, top_k=2), 0, 0, 6 + 1 + 1, 6, 0),
-        (moe("moe_align", tokens=0, experts=8, top_k=2), 0, 0, 1, 0, 0),
+        (moe("moe_align", tokens=3, experts=8, top_k=2), 0, 0, 8 + 6 + 1 + 1, 6, 0),
+        (moe("moe_align", tokens=0, experts=8, top_k=2), 0, 0, 8 + 1, 0, 0),
         (
             moe("moe_gemm", tokens=3, experts=8, top_k=2, k=5, n=7),
             3 * 5 + 6 * 7 + 2 * 7 * 5,
