@@ -10,7 +10,8 @@ from fractions import Fraction
 
 import numpy as np
 
-from bitgate.bench.signs import Claim, claim, flips
+from bitgate.bench.signs import Claim, claim
+from bitgate.records.coin import flips
 from bitgate.records.stats import median_ns, ratio_median
 from bitgate.records.types import Effect, Measurement, Pairs
 

@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 from bitgate.bench.effect import NULL_ROUNDS
 from bitgate.bench.process import Child
 from bitgate.bench.sides import Contest, Process, flattened, started
-from bitgate.bench.signs import Claim, claim, flips
+from bitgate.bench.signs import Claim, claim
 from bitgate.bench.witness import (
     clock_quarrel,
     verify_conduct,
@@ -32,6 +32,7 @@ from bitgate.kernels.spec import Tensors
 from bitgate.parity.gates.base import Budget, Progress
 from bitgate.parity.gates.session import STANDARD, child_environment
 from bitgate.parity.gates.session import Session as References
+from bitgate.records.coin import flips
 from bitgate.records.errors import Inconclusive
 from bitgate.records.stats import median_ns
 from bitgate.records.types import Discard, Measurement, Pairs, Plan, Workload

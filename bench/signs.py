@@ -10,7 +10,6 @@ prior on the success probability in (1/2, 1). With s successes in n signs that i
 sum(C(n+1, k), k = 0..s) / ((n+1) C(n, s)), so no floating point enters a claim.
 """
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -19,19 +18,6 @@ from itertools import accumulate
 from math import comb
 
 from bitgate.records.types import Effect
-
-
-def flips(order_seed: int, rounds: int, run: str = "pair") -> str:
-    """Which side goes first in each round: 'B' baseline, 'C' candidate.
-
-    A function of the declared seed and the round's number alone, so that anybody can tell a
-    measurement whose order was chosen afterwards. `run` separates the A/A run ("null") from the
-    paired one.
-    """
-    return "".join(
-        "BC"[hashlib.sha256(f"{order_seed}/{run}/{index}".encode()).digest()[0] & 1]
-        for index in range(rounds)
-    )
 
 
 @cache

@@ -6,8 +6,6 @@ import subprocess
 from dataclasses import fields
 from pathlib import Path
 
-import rfc8785
-
 import bitgate
 from bitgate.records.rows import Candidate, Harness
 
@@ -16,6 +14,9 @@ _SOURCE_SUFFIXES = frozenset({".py", ".toml", ".json", ".html", ".css"})
 
 def candidate_digest(value: Candidate) -> str:
     """The SHA-256 over every field of the candidate except its name and the digest itself."""
+    # Here, not above: a borrowed machine has the standard library alone and makes no digests.
+    import rfc8785
+
     names = sorted({field.name for field in fields(value)} - {"name", "digest"})
     return hashlib.sha256(rfc8785.dumps([getattr(value, name) for name in names])).hexdigest()
 

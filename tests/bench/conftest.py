@@ -9,7 +9,6 @@ import pytest
 
 from bitgate.bench import session
 from bitgate.bench.effect import NULL_ROUNDS
-from bitgate.bench.signs import flips
 from bitgate.bench.stages import RunReport, run_candidate
 from bitgate.kernels import catalogue, probes
 from bitgate.kernels.moe.experts import experts_loop
@@ -17,6 +16,7 @@ from bitgate.kernels.spec import Tensors
 from bitgate.parity.bundle_format import ModelIdentity
 from bitgate.parity.capture import Declared, Origin, Plan, capture, tap
 from bitgate.records.candidate_file import load_candidate_file
+from bitgate.records.coin import flips
 from bitgate.records.ledger import Ledger
 from bitgate.records.types import Environment, Harness, Measurement, Workload
 from bitgate.records.types import Plan as TimingPlan

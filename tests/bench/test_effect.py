@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from bitgate.bench.effect import NULL_ROUNDS as NULL
 from bitgate.bench.effect import effect, faults
 from bitgate.bench.noise import Noise, pairs, run
-from bitgate.bench.signs import claim, flips, stake
+from bitgate.bench.signs import claim, stake
+from bitgate.records.coin import flips
 from bitgate.records.types import Discard, Measurement
 
 
