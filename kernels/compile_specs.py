@@ -113,28 +113,46 @@ SPECS: tuple[CompileSpec, ...] = (
         )
         for number, score in enumerate(("softmax", "sigmoid", "sqrt_softplus"))
     ),
-    CompileSpec(
-        name="moe_align_count",
-        target=f"{_MOE}.align_triton:align_count_kernel",
-        arguments=(
-            *_pointers("ids", "i64"),
-            *_pointers("counts sorted_pairs expert_ids", "i32"),
-            ("pairs", "i32:16"),
-            ("blocks", "i32"),
-            ("experts", "i32:16"),
-        ),
-        constants=(("BLOCK_M", 64), ("ROWS", 1), ("CHUNK", 1024)),
+    *(
+        CompileSpec(
+            name=f"moe_align_count{name}",
+            target=f"{_MOE}.align_triton:align_count_kernel",
+            arguments=(
+                *_pointers("ids", "i64"),
+                *_pointers("expert_map counts sorted_pairs expert_ids", "i32"),
+                ("pairs", "i32:16"),
+                ("blocks", "i32"),
+                ("experts", "i32:16"),
+            ),
+            constants=(
+                ("BLOCK_M", 64),
+                ("DROPS", drops),
+                ("TAIL", tail),
+                ("ROWS", 1),
+                ("CHUNK", 1024),
+            ),
+        )
+        for name, drops, tail in (("", 1, -1), ("_kept", 0, 0))
     ),
-    CompileSpec(
-        name="moe_align_place",
-        target=f"{_MOE}.align_triton:align_place_kernel",
-        arguments=(
-            *_pointers("ids", "i64"),
-            *_pointers("counts sorted_pairs expert_ids padded", "i32"),
-            ("pairs", "i32:16"),
-            ("experts", "i32:16"),
-        ),
-        constants=(("BLOCK_M", 64), ("EXPERTS", 256), ("ROWS", 1), ("CHUNK", 1024)),
+    *(
+        CompileSpec(
+            name=f"moe_align_place{name}",
+            target=f"{_MOE}.align_triton:align_place_kernel",
+            arguments=(
+                *_pointers("ids", "i64"),
+                *_pointers("expert_map counts sorted_pairs expert_ids padded", "i32"),
+                ("pairs", "i32:16"),
+                ("experts", "i32:16"),
+            ),
+            constants=(
+                ("BLOCK_M", 64),
+                ("DROPS", drops),
+                ("EXPERTS", 256),
+                ("ROWS", 1),
+                ("CHUNK", 1024),
+            ),
+        )
+        for name, drops in (("", 1), ("_kept", 0))
     ),
     *(
         CompileSpec(
