@@ -16,6 +16,7 @@ from bitgate.kernels.moe.align import MOE_ALIGN
 from bitgate.kernels.moe.combine import MOE_COMBINE
 from bitgate.kernels.moe.gemm import MOE_GEMM
 from bitgate.kernels.moe.quant import MOE_QUANT
+from bitgate.kernels.moe.quant_weight import MOE_QUANT_WEIGHT
 from bitgate.kernels.moe.route import MOE_ROUTE
 from bitgate.kernels.spec import Contract, Implementation, Kernel
 from bitgate.records.errors import UsageError
@@ -32,6 +33,7 @@ KERNELS: tuple[Kernel, ...] = (
     MOE_ACT,
     MOE_COMBINE,
     MOE_QUANT,
+    MOE_QUANT_WEIGHT,
     MOE_EXPERTS,
 )
 CONTRACTS: tuple[Contract, ...] = (MHC_C1, MHC_TORCH_1, MOE_BF16_1, MOE_FP8_1, MOE_TORCH_1)

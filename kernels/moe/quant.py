@@ -31,7 +31,7 @@ import torch
 from bitgate.kernels.arguments import bind
 from bitgate.kernels.moe import quant_data
 from bitgate.kernels.moe.contract import MOE_FP8_1
-from bitgate.kernels.moe.quant_rules import GROUPS, ROUNDINGS, SCALE_RULES, SCHEMES
+from bitgate.kernels.moe.quant_rules import check_names
 from bitgate.kernels.spec import Implementation, Kernel, TensorSpec
 from bitgate.records.errors import UsageError
 
@@ -92,7 +92,8 @@ def check(
         UsageError: a tensor is not as MOE_QUANT says for this scheme, k is 0, a name is unknown,
             or the scale is not positive, finite and exact in float32.
     """
-    check_rules("moe_quant", scheme, group, scale_rule, rounding)
+    names = {"scheme": scheme, "group": group, "scale_rule": scale_rule, "rounding": rounding}
+    check_names("moe_quant", **names)
     if type(scale) not in (int, float) or not 0 < scale < math.inf or _float32(scale) != scale:
         raise UsageError(
             f"moe_quant: expected scale to be positive, finite and exact in float32, got {scale!r}"
@@ -106,16 +107,6 @@ def check(
     )
     bind("moe_quant", (MOE_QUANT.tensors[0], scales), tensors)
     return shape
-
-
-def check_rules(op: str, scheme: str, group: int, scale_rule: str, rounding: str) -> None:
-    """Raise UsageError unless the names are known and group is a size that engines have."""
-    known = {"scheme": SCHEMES, "scale_rule": SCALE_RULES, "rounding": ROUNDINGS, "group": GROUPS}
-    given = {"scheme": scheme, "scale_rule": scale_rule, "rounding": rounding, "group": group}
-    for name, value in given.items():
-        if value not in known[name] or isinstance(value, bool):
-            choices = ", ".join(str(one) for one in known[name])
-            raise UsageError(f"{op}: expected {name} of {choices}, got {value!r}")
 
 
 def scales_shape(scheme: str, group: int, rows: int, k: int) -> tuple[int, int]:

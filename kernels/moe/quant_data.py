@@ -53,12 +53,18 @@ def make_inputs(workload: Workload, index: int) -> Tensors:
     if workload.case == "random":
         values = integer_tensor(stream, (rows, k), high=255, scale_log2=4)
         return {"x": torch.ldexp(values, torch.from_numpy(stream.integers((rows, k), -6, 0)))}
-    shape = (rows * -(-k // group), group)
-    kinds = stream.integers((shape[0], 1), 0, len(_EDGES) - 1)
+    groups = -(-k // group)
+    x = edge_tiles(stream, rows * groups, group).view(rows, groups * group)
+    return {"x": x[:, :k].contiguous()}
+
+
+def edge_tiles(stream: IntegerStream, count: int, size: int) -> torch.Tensor:
+    """Bfloat16 [count, size], each row of one of the kinds of case `edges`."""
+    shape = (count, size)
+    kinds = stream.integers((count, 1), 0, len(_EDGES) - 1)
     drawn = np.choose(kinds, [edge(stream, shape) for edge in _EDGES])
     signs = 1 - 2 * stream.integers(shape, 0, 1)
-    x = torch.from_numpy(drawn * signs).to(torch.bfloat16)
-    return {"x": x.view(rows, -1)[:, :k].contiguous()}
+    return torch.from_numpy(drawn * signs).to(torch.bfloat16)
 
 
 def _beside(stream: IntegerStream, values: Floats, largest: float) -> Floats:

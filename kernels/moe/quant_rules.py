@@ -5,8 +5,11 @@ Its scale is amax / 448, where amax is its largest magnitude; a floor lies under
 other. The floors are float32 numbers.
 """
 
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Final
+
+from bitgate.records.errors import UsageError
 
 SCALE_RULES: Final = ("amax", "ue8m0")
 ROUNDINGS: Final = ("divide", "reciprocal")
@@ -31,6 +34,24 @@ SCHEMES: Final = {
     "group": Floors(amax=float.fromhex("0x1.b7cdfep-34")),  # 1e-10
 }
 WEIGHT_FLOORS: Final = Floors(amax=float.fromhex("0x1.a36e2ep-14"))  # 1e-4
+
+
+_KNOWN: Final[Mapping[str, Collection[str | int]]] = {
+    "scheme": SCHEMES,
+    "group": GROUPS,
+    "block_n": GROUPS,
+    "block_k": GROUPS,
+    "scale_rule": SCALE_RULES,
+    "rounding": ROUNDINGS,
+}
+
+
+def check_names(op: str, **given: str | int) -> None:
+    """Raise UsageError unless each constant has one of the values that are known for it."""
+    for name, value in given.items():
+        if type(value) not in (str, int) or value not in _KNOWN[name]:
+            choices = ", ".join(str(one) for one in _KNOWN[name])
+            raise UsageError(f"{op}: expected {name} of {choices}, got {value!r}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

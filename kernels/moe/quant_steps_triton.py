@@ -10,6 +10,22 @@ UE8M0_FLOOR = tl.constexpr(quant_rules.UE8M0_FLOOR)
 
 
 @triton.jit
+def groups_of(rows, k, group, TILE: tl.constexpr, WIDTH: tl.constexpr):
+    """The tiles of this program, TILE groups of at most WIDTH elements in the order of memory.
+
+    Answers the number of each group and whether it exists, both [TILE], and of its elements the
+    row [TILE, 1], column and whether they exist, both [TILE, WIDTH].
+    """
+    groups = tl.cdiv(k, group)
+    at = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
+    row = at // groups
+    inside = tl.arange(0, WIDTH)[None, :]
+    column = (at % groups).to(tl.int32)[:, None] * group + inside
+    live = (row < rows)[:, None] & (inside < group) & (column < k)
+    return at, row < rows, row[:, None], column, live
+
+
+@triton.jit
 def magnitude(x):
     """|x| as the integer of its bits, which orders NaN above all numbers."""
     return x.to(tl.int32, bitcast=True) & 0x7FFFFFFF

@@ -12,7 +12,7 @@ from bitgate.kernels.interpreter import interpreting, tl, triton
 from bitgate.kernels.moe import quant_whole_triton
 from bitgate.kernels.moe.quant import check
 from bitgate.kernels.moe.quant_rules import SCHEMES
-from bitgate.kernels.moe.quant_steps_triton import codes_of, magnitude, scale_of
+from bitgate.kernels.moe.quant_steps_triton import codes_of, groups_of, magnitude, scale_of
 
 
 @triton.jit
@@ -30,23 +30,25 @@ def group_kernel(
     UE8M0: tl.constexpr,
     RECIPROCAL: tl.constexpr,
 ):
-    """One program per TILE groups of `group` elements, at most WIDTH, in the order of memory."""
+    """One program per TILE groups of `group` elements."""
     # `tiled(values, scheme, group)`
-    groups = tl.cdiv(k, group)
-    at = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
-    row = at // groups
-    inside = tl.arange(0, WIDTH)[None, :]
-    column = (at % groups).to(tl.int32)[:, None] * group + inside
-    live = (row < rows)[:, None] & (inside < group) & (column < k)
-    place = row[:, None] * k + column
-    values = widen(tl.load(x + place, mask=live, other=0))
+    at, exists, row, column, live = groups_of(rows, k, group, TILE, WIDTH)
+    values = widen(tl.load(x + row * k + column, mask=live, other=0))
 
     # `scale_of(amax_of(tiles), SCHEMES[scheme], scale_rule)`
     scale = scale_of(tl.max(magnitude(values), 1), amax_floor, scale_floor, UE8M0)
-    tl.store(scales + at, scale, mask=row < rows)
+    tl.store(scales + at, scale, mask=exists)
 
     # `codes_of(tiles, scales[..., None], rounding)`
-    tl.store(codes + place, codes_of(values, scale, RECIPROCAL), mask=live)
+    code = codes_of(values, scale, RECIPROCAL)
+    tl.store(codes + row * k + column, code, mask=live)
+
+
+def tile_of(group: int) -> tuple[int, int, int]:
+    """How many groups a program takes, a power of two that covers one, and how many warps."""
+    width = block_of(group, 1 << 30)
+    tile = max(1, (1 << 16 if interpreting() else 1024) // width)
+    return tile, width, min(16, max(4, width // 512))
 
 
 def moe_quant(
@@ -80,8 +82,7 @@ def moe_quant(
         quant_whole_triton.quantise(x, given_scale, codes, scales, rules)
         return codes, scales
     length = group if scheme == "group" else k
-    width = block_of(length, 1 << 30)
-    tile = max(1, (1 << 16 if interpreting() else 1024) // width)
+    tile, width, num_warps = tile_of(length)
     launch(
         group_kernel,
         (triton.cdiv(scales.numel(), tile),),
@@ -93,7 +94,7 @@ def moe_quant(
         length,
         SCHEMES[scheme].amax,
         SCHEMES[scheme].scale,
-        num_warps=min(16, max(4, width // 512)),
+        num_warps=num_warps,
         TILE=tile,
         WIDTH=width,
         **rules,
