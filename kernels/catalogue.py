@@ -12,8 +12,10 @@ from bitgate.kernels.mhc.post_pre import MHC_POST_PRE
 from bitgate.kernels.mhc.pre import MHC_PRE
 from bitgate.kernels.moe import MOE_BF16_1, MOE_EXPERTS, MOE_FP8_1, MOE_TORCH_1
 from bitgate.kernels.moe.act import MOE_ACT
+from bitgate.kernels.moe.act_quant import MOE_ACT_QUANT
 from bitgate.kernels.moe.align import MOE_ALIGN
 from bitgate.kernels.moe.combine import MOE_COMBINE
+from bitgate.kernels.moe.combine_weighted import MOE_COMBINE_WEIGHTED, MOE_GATHER_1
 from bitgate.kernels.moe.gemm import MOE_GEMM
 from bitgate.kernels.moe.quant import MOE_QUANT
 from bitgate.kernels.moe.quant_weight import MOE_QUANT_WEIGHT
@@ -32,11 +34,20 @@ KERNELS: tuple[Kernel, ...] = (
     MOE_GEMM,
     MOE_ACT,
     MOE_COMBINE,
+    MOE_COMBINE_WEIGHTED,
     MOE_QUANT,
     MOE_QUANT_WEIGHT,
+    MOE_ACT_QUANT,
     MOE_EXPERTS,
 )
-CONTRACTS: tuple[Contract, ...] = (MHC_C1, MHC_TORCH_1, MOE_BF16_1, MOE_FP8_1, MOE_TORCH_1)
+CONTRACTS: tuple[Contract, ...] = (
+    MHC_C1,
+    MHC_TORCH_1,
+    MOE_BF16_1,
+    MOE_FP8_1,
+    MOE_TORCH_1,
+    MOE_GATHER_1,
+)
 
 
 def kernel(op: str) -> Kernel:
