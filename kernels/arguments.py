@@ -68,6 +68,13 @@ def output(
     return given
 
 
+def shown(value: object) -> str:
+    """A value for a message; Python refuses to print the longest integers."""
+    if isinstance(value, int) and value.bit_length() > 128:
+        return f"an integer of {value.bit_length()} bits"
+    return repr(value)
+
+
 def _check_kind(op: str, spec: TensorSpec, tensor: torch.Tensor) -> None:
     if not isinstance(tensor, torch.Tensor):
         raise UsageError(

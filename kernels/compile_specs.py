@@ -212,16 +212,34 @@ SPECS: tuple[CompileSpec, ...] = (
             ("moe_act_step_rounded", 2, 1),
         )
     ),
+    *(
+        CompileSpec(
+            name=name,
+            target=f"{_MOE}.combine_triton:combine_kernel",
+            arguments=(
+                *_pointers("y", "i16"),
+                *_pointers("topk_ids", "i64"),
+                *_pointers("out", "i16"),
+                ("tokens", "i32"),
+                ("hidden", "i32:16"),
+                ("experts", "i32:16"),
+            ),
+            constants=(("TOP_K", top_k), ("STEP", step), ("ROWS", 1), ("BLOCK", 1024)),
+        )
+        for name, top_k, step in (("moe_combine", 8, 0), ("moe_combine_step", 4, 1))
+    ),
     CompileSpec(
-        name="moe_combine",
-        target=f"{_MOE}.combine_triton:combine_kernel",
+        name="moe_combine_weighted",
+        target=f"{_MOE}.combine_weighted_triton:combine_weighted_kernel",
         arguments=(
             *_pointers("y", "i16"),
             *_pointers("topk_ids", "i64"),
+            *_pointers("topk_weights", "fp32"),
             *_pointers("out", "i16"),
             ("tokens", "i32"),
             ("hidden", "i32:16"),
             ("experts", "i32:16"),
+            ("zero", "i32"),
         ),
         constants=(("TOP_K", 8), ("ROWS", 1), ("BLOCK", 1024)),
     ),

@@ -12,6 +12,7 @@
   and fixtures in `*_data`, the truth in `*_reference`, with a float64 value and an error bound
   where it rounds, and its Triton kernels in `*_triton`. But for `gemm` they have the same bits on
   every device.
+- `combine_weighted`: the sum where the routing weight multiplies in it, of `moe-gather/1`.
 - `arguments`: what the experts refuse.
 """
 

@@ -33,7 +33,7 @@ from typing import Final
 
 import torch
 
-from bitgate.kernels.arguments import bind
+from bitgate.kernels.arguments import bind, shown
 from bitgate.kernels.moe import act_data
 from bitgate.kernels.moe.contract import MOE_BF16_1
 from bitgate.kernels.spec import Implementation, Kernel, TensorSpec
@@ -134,20 +134,20 @@ class Activation:
         if type(limit) not in (int, float) or not limit > 0:
             raise UsageError(
                 f"{self.op}: expected swiglu_limit to be a positive number, or inf for none, got "
-                f"{_text(limit)}"
+                f"{shown(limit)}"
             )
         rounded = _rounded(limit, torch.bfloat16)
         if rounded != limit:
             raise UsageError(
                 f"{self.op}: expected a swiglu_limit that bfloat16 holds exactly, got "
-                f"{_text(limit)}; the nearest is {rounded}"
+                f"{shown(limit)}; the nearest is {rounded}"
             )
 
     def _check_alpha(self) -> None:
         alpha = self.alpha
         if type(alpha) not in (int, float) or not 0 < _rounded(alpha, torch.float32) < math.inf:
             raise UsageError(
-                f"{self.op}: expected alpha to be a positive float32, got {_text(alpha)}"
+                f"{self.op}: expected alpha to be a positive float32, got {shown(alpha)}"
             )
         if self.kind != "swiglu-oai" and alpha != ALPHA:
             raise UsageError(
@@ -162,13 +162,6 @@ def _rounded(value: float, dtype: torch.dtype) -> float:
     except OverflowError:
         return math.inf
     return float(torch.tensor(wide, dtype=torch.float64).to(dtype).item())
-
-
-def _text(value: object) -> str:
-    """A number for a message; Python refuses to print the longest integers."""
-    if isinstance(value, int) and value.bit_length() > 128:
-        return f"an integer of {value.bit_length()} bits"
-    return repr(value)
 
 
 def check(gate_up: torch.Tensor, out: torch.Tensor | None = None) -> int:

@@ -75,10 +75,11 @@ def integer_cases() -> tuple[IntegerCase, ...]:
     in another order.
     """
     shapes = ((1, 1, 3), (4, 2, 16), (7, 5, 33), (6, 16, 8))
-    return (*(_case(*shape) for shape in shapes), _cancelling())
+    steps = (_case(5, 3, 33, "bf16-step"), _case(4, 4, 16, "bf16-step"))
+    return (*(_case(*shape) for shape in shapes), *steps, _cancelling(), _stepping())
 
 
-def _case(tokens: int, top_k: int, hidden: int) -> IntegerCase:
+def _case(tokens: int, top_k: int, hidden: int, accumulate: str = "fp32") -> IntegerCase:
     stream = IntegerStream(tokens * 10_000 + top_k * 100 + hidden)
     y = stream.integers((tokens, top_k, hidden), -15, 15)
     # From two below the experts to two above them.
@@ -88,9 +89,9 @@ def _case(tokens: int, top_k: int, hidden: int) -> IntegerCase:
     values = torch.from_numpy(y).to(torch.bfloat16)
     values[torch.from_numpy(~kept)] = _NAN_ROW
     return IntegerCase(
-        name=f"{tokens}x{top_k}x{hidden}",
+        name=f"{tokens}x{top_k}x{hidden}-{accumulate}",
         inputs={"y": values, "topk_ids": torch.from_numpy(ids)},
-        constants={"experts": 5},
+        constants={"experts": 5, "accumulate": accumulate},
         expected={"out": torch.from_numpy(expected).to(torch.bfloat16)},
     )
 
@@ -105,6 +106,20 @@ def _cancelling() -> IntegerCase:
             "y": torch.tensor(rows).unsqueeze(-1).to(torch.bfloat16),
             "topk_ids": torch.zeros(5, 3, dtype=torch.int64),
         },
-        constants={"experts": 1},
+        constants={"experts": 1, "accumulate": "fp32"},
         expected={"out": torch.tensor([[3.0], [3.0], [0.0], [0.0], [9.0]]).to(torch.bfloat16)},
+    )
+
+
+def _stepping() -> IntegerCase:
+    """256, 1 and 1 make 258, but 256 where every sum is rounded: 257 lies half way, 256 is even."""
+    rows = [[256.0, 1.0, 1.0, 0.0], [256.0, 1.0, 1.0, -1.0], [1.0, 1.0, 256.0, 0.0]]
+    return IntegerCase(
+        name="stepping",
+        inputs={
+            "y": torch.tensor(rows).unsqueeze(-1).to(torch.bfloat16),
+            "topk_ids": torch.zeros(3, 4, dtype=torch.int64),
+        },
+        constants={"experts": 1, "accumulate": "bf16-step"},
+        expected={"out": torch.tensor([[256.0], [255.0], [258.0]]).to(torch.bfloat16)},
     )

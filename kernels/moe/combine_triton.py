@@ -22,6 +22,7 @@ def combine_kernel(
     hidden,
     experts,
     TOP_K: tl.constexpr,
+    STEP: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -30,20 +31,31 @@ def combine_kernel(
     h = (tl.program_id(1) * BLOCK + tl.arange(0, BLOCK))[None, :]
     live = (token < tokens)[:, None] & (h < hidden)
 
-    # `acc = zeros; for slot in range(top_k): acc = where(kept, acc + y[:, slot], acc)`
+    # `acc = zeros; for slot in range(top_k): acc = where(kept, acc + y[:, slot], acc)`, and with
+    # bf16-step `total = round_bf16(total).float()`
     acc = tl.zeros((ROWS, BLOCK), tl.float32)
     for slot in tl.static_range(TOP_K):
         pair = token * TOP_K + slot
         chosen = tl.load(topk_ids + pair, mask=token < tokens, other=-1)
         kept = ((chosen >= 0) & (chosen < experts))[:, None]
         row = widen(tl.load(y + pair[:, None] * hidden + h, mask=live & kept, other=0))
-        acc = tl.where(kept, acc + row, acc)
+        total = acc + row
+        if STEP:
+            total = widen(round_bf16(total))
+        acc = tl.where(kept, total, acc)
 
     # `round_bf16(acc)`
     tl.store(out + token[:, None] * hidden + h, round_bf16(acc), mask=live)
 
 
-def moe_combine(*, y: Tensor, topk_ids: Tensor, experts: int, out: Tensor | None = None) -> Tensor:
+def moe_combine(
+    *,
+    y: Tensor,
+    topk_ids: Tensor,
+    experts: int,
+    accumulate: str = "fp32",
+    out: Tensor | None = None,
+) -> Tensor:
     """`moe_combine` as MOE_COMBINE defines it, into the given out or a new one.
 
     Inputs need not be contiguous (they are copied), out must be, and may not overlap them.
@@ -52,7 +64,7 @@ def moe_combine(*, y: Tensor, topk_ids: Tensor, experts: int, out: Tensor | None
         UsageError: an argument is not what MOE_COMBINE says, or overlapping memory.
         EnvironmentUnfit: CPU tensors where Triton does not interpret.
     """
-    check(y, topk_ids, experts, out)
+    check(y, topk_ids, experts, accumulate, out)
     alias.check("moe_combine", {"y": y, "topk_ids": topk_ids}, {"out": out})
     tokens, top_k, hidden = y.shape
     out = output("moe_combine", "out", out, (tokens, hidden), y)
@@ -69,6 +81,7 @@ def moe_combine(*, y: Tensor, topk_ids: Tensor, experts: int, out: Tensor | None
         hidden,
         experts,
         TOP_K=top_k,
+        STEP=int(accumulate == "bf16-step"),
         ROWS=rows,
         BLOCK=block,
     )

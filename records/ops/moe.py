@@ -90,6 +90,15 @@ def _combine_flops(axes: Axes) -> int:
     return _pairs(axes) * axes["hidden"]
 
 
+def _combine_weighted_bytes(axes: Axes, element: int) -> int:
+    """As the plain sum, and the weight of each pair."""
+    return _combine_bytes(axes, element) + FP32_BYTES * _pairs(axes)
+
+
+def _combine_weighted_flops(axes: Axes) -> int:
+    return 2 * _combine_flops(axes)
+
+
 def _experts_bytes(axes: Axes, element: int) -> int:
     """Rows in and out, their choices, and the weights of the fewest experts that can be chosen."""
     rows = 2 * element * axes["tokens"] * axes["hidden"]
@@ -178,6 +187,19 @@ MOE_OPERATORS: Final = (
         source=(
             "each tensor moved once, rows in the workload's dtype, ids as int64; k additions an "
             "element, the first to +0"
+        ),
+    ),
+    Operator(
+        name="moe_combine_weighted",
+        summary="the sum of each token's rows times their weights, slots ascending",
+        axes=(_HIDDEN, _TOKENS, _TOP_K),
+        envelope=ENVELOPE,
+        bytes_moved=_combine_weighted_bytes,
+        flops=_combine_weighted_flops,
+        counts="exact",
+        source=(
+            "each tensor moved once, rows in the workload's dtype, ids as int64, weights as fp32; "
+            "k products and k additions an element, the first addition to +0"
         ),
     ),
     Operator(

@@ -105,6 +105,18 @@ def test_a_step_in_bfloat16_shows_from_three_slots_on(
     assert least <= share <= most
 
 
+@pytest.mark.parametrize("case", ["random", "exponents", "padding"])
+@pytest.mark.parametrize("top_k", [2, 3, 4])
+@pytest.mark.parametrize("run", RUNS)
+def test_bf16_step_rounds_after_every_slot(
+    run: Callable[..., Tensor], top_k: int, case: str
+) -> None:
+    inputs = inputs_at(33, top_k, 33, case)
+    out = run(**inputs, experts=EXPERTS, accumulate="bf16-step")
+    assert differing(out, bf16_step(**inputs)) == 0
+    assert (differing(out, run(**inputs, experts=EXPERTS)) > 0) == (top_k > 2)
+
+
 @pytest.mark.parametrize("run", RUNS)
 def test_a_small_term_beside_a_large_one(run: Callable[..., Tensor]) -> None:
     rows = [[1e20, -1e20, 3.0], [1e20, 3.0, -1e20], [3.0, 1e20, -1e20], [-1e20, 3.0, 1e20]]
@@ -171,7 +183,7 @@ def test_offsets_beyond_32_bits() -> None:
     values = inputs_at(1, 2, 16)["y"].view(torch.int16)[0]
     y[2 * hidden : 2 * hidden + 16], y[3 * hidden : 3 * hidden + 16] = values
     ids = torch.zeros(2, 2, dtype=torch.int64)
-    sizes = {"TOP_K": 2, "ROWS": 1, "BLOCK": 16}
+    sizes = {"TOP_K": 2, "STEP": 0, "ROWS": 1, "BLOCK": 16}
     launch(combine_triton.combine_kernel, (2, 1), y, ids, out, 2, hidden, 1, **sizes)
     expected = moe_combine(y=values[None].view(torch.bfloat16), topk_ids=ids[:1], experts=1)
     assert torch.equal(out[hidden : hidden + 16], expected.view(torch.int16)[0])
@@ -187,6 +199,20 @@ def test_the_result_lies_within_the_bound(run: Callable[..., Tensor], case: str)
     value, bound = moe_combine_float64(**inputs, experts=EXPERTS)
     assert value.isfinite().all()
     assert ((run(**inputs, experts=EXPERTS).double() - value).abs() <= bound).all()
+
+
+@pytest.mark.parametrize("case", ["random", "exponents", "padding"])
+@pytest.mark.parametrize("run", RUNS)
+def test_a_step_in_bfloat16_lies_within_its_own_bound(
+    run: Callable[..., Tensor], case: str
+) -> None:
+    inputs = inputs_at(33, 4, 64, case)
+    step = {"experts": EXPERTS, "accumulate": "bf16-step"}
+    value, bound = moe_combine_float64(**inputs, **step)
+    distance = (run(**inputs, **step).double() - value).abs()
+    assert (distance <= bound).all()
+    # The control: float32's is too tight for it.
+    assert (distance > moe_combine_float64(**inputs, experts=EXPERTS)[1]).any()
 
 
 @pytest.mark.parametrize(
@@ -215,12 +241,27 @@ def test_the_bound_is_about_one_rounding() -> None:
 
 # --- refusals ------------------------------------------------------------------------------------
 
+STEP = {"accumulate": "bf16-step"}
+
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"experts": 0}, "experts of at least 1, an int, got 0"),
-        ({"experts": 4.0}, r"experts of at least 1, an int, got 4\.0"),
+        ({"experts": 0}, "experts of 1 to 2147483647, an int, got 0"),
+        ({"experts": 2**70}, f"experts of 1 to 2147483647, an int, got {2**70}"),
+        ({"experts": 10**5000}, "experts of 1 to 2147483647, an int, got an integer of 16610 bits"),
+        (
+            {"experts": -(10**5000)},
+            "experts of 1 to 2147483647, an int, got an integer of 16610 bits",
+        ),
+        ({"experts": True}, "experts of 1 to 2147483647, an int, got True"),
+        ({"experts": None}, "experts of 1 to 2147483647, an int, got None"),
+        ({"experts": "4"}, "experts of 1 to 2147483647, an int, got '4'"),
+        ({"accumulate": "bf16"}, "accumulate of fp32 or bf16-step, got 'bf16'"),
+        ({"accumulate": None}, "accumulate of fp32 or bf16-step, got None"),
+        ({**inputs_at(2, 5, 5), **STEP}, "a top_k of 2, 3 or 4 for bf16-step, got 5"),
+        ({**inputs_at(2, 1, 5), **STEP}, "a top_k of 2, 3 or 4 for bf16-step, got 1"),
+        ({"experts": 4.0}, r"experts of 1 to 2147483647, an int, got 4\.0"),
         ({"topk_ids": torch.zeros(2, 4, dtype=torch.int32)}, "topk_ids in int64, got int32"),
         ({"topk_ids": torch.zeros(2, 3, dtype=torch.int64)}, "axis top_k of 4, got 3"),
         ({"y": torch.zeros(8, 5).bfloat16()}, r"y as \[tokens, top_k, hidden\], got \[8, 5\]"),
