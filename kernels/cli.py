@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.markup import escape
 
+from bitgate.kernels.shapes_cli import config_command, shapes_command
 from bitgate.records.console import console, print_json, table
 from bitgate.records.errors import Inconclusive, UsageError
 
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
     from bitgate.kernels.spec import Contract, Implementation, Kernel
 
 app = typer.Typer(no_args_is_help=True, help="Operators, implementations, probes, compile checks.")
+app.command("config")(config_command)
+app.command("shapes")(shapes_command)
 
 _Json = Annotated[bool, typer.Option("--json", help="Print JSON only.")]
 
