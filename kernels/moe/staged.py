@@ -39,12 +39,18 @@ class Stages:
 def run(
     stages: Stages, tensors: Tensors, swiglu_limit: float, config: TileConfig, tap: Tap | None
 ) -> Tensor:
-    """The pipeline over checked inputs of moe_experts. Accumulators are stored for a tap alone."""
+    """The pipeline over checked inputs of moe_experts. Accumulators are stored for a tap alone.
+
+    With an expert_map among the tensors, topk_ids number all experts of the layer, and the weights
+    are those of the local ones; without, all are local.
+    """
     x, topk_ids, w_gate_up = tensors["x"], tensors["topk_ids"], tensors["w_gate_up"]
     experts, (tokens, top_k) = len(w_gate_up), topk_ids.shape
     show = tap or _unseen
-    everyone = torch.arange(experts, dtype=torch.int32, device=topk_ids.device)
-    aligned = stages.align(topk_ids=topk_ids, expert_map=everyone, block_m=config.block_m)
+    expert_map = tensors.get("expert_map")
+    if expert_map is None:
+        expert_map = torch.arange(experts, dtype=torch.int32, device=topk_ids.device)
+    aligned = stages.align(topk_ids=topk_ids, expert_map=expert_map, block_m=config.block_m)
     sorted_pairs, expert_ids, padded = aligned
     show("sorted_pairs", sorted_pairs)
     show("expert_ids", expert_ids)
@@ -76,9 +82,16 @@ def run(
     show("activated", activated)
     weighted = multiply("weighted", activated, tensors["w_down"], 1, weigh=True)
     rows = weighted.view(tokens, top_k, x.shape[1])
-    out = stages.combine(y=rows, topk_ids=topk_ids, experts=experts)
+    local_ids = topk_ids if "expert_map" not in tensors else _local(topk_ids, expert_map)
+    out = stages.combine(y=rows, topk_ids=local_ids, experts=experts)
     show("out", out)
     return out
+
+
+def _local(topk_ids: Tensor, expert_map: Tensor) -> Tensor:
+    """The ids among the local experts; -1 for experts elsewhere and for padding."""
+    known = (topk_ids >= 0) & (topk_ids < len(expert_map))
+    return torch.where(known, expert_map[torch.where(known, topk_ids, 0)].long(), -1)
 
 
 def _unseen(name: str, tensor: Tensor) -> None:
