@@ -229,6 +229,17 @@ SPECS: tuple[CompileSpec, ...] = (
         for name, top_k, step in (("moe_combine", 8, 0), ("moe_combine_step", 4, 1))
     ),
     CompileSpec(
+        name="moe_dequant_mxfp4",
+        target=f"{_MOE}.mxfp4_triton:dequant_mxfp4_kernel",
+        arguments=(
+            *_pointers("codes scales", "u8"),
+            *_pointers("out", "i16"),
+            ("rows", "i32:16"),
+            ("width", "i32:16"),
+        ),
+        constants=(("ROWS", 1), ("BLOCK", 1024)),
+    ),
+    CompileSpec(
         name="moe_combine_weighted",
         target=f"{_MOE}.combine_weighted_triton:combine_weighted_kernel",
         arguments=(

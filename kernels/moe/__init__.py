@@ -13,6 +13,7 @@
   where it rounds, and its Triton kernels in `*_triton`. But for `gemm` they have the same bits on
   every device.
 - `combine_weighted`: the sum where the routing weight multiplies in it, of `moe-gather/1`.
+- `mxfp4`: 4-bit weights as the bfloat16 numbers that they are, of `mxfp4/1`.
 - `arguments`: what the experts refuse.
 """
 

@@ -99,6 +99,11 @@ def _combine_weighted_flops(axes: Axes) -> int:
     return 2 * _combine_flops(axes)
 
 
+def _dequant_mxfp4_bytes(axes: Axes, element: int) -> int:
+    """Of 32 numbers 16 bytes of codes and one of scale in, the numbers out."""
+    return axes["rows"] * axes["groups"] * (16 + 1 + 32 * element)
+
+
 def _experts_bytes(axes: Axes, element: int) -> int:
     """Rows in and out, their choices, and the weights of the fewest experts that can be chosen."""
     rows = 2 * element * axes["tokens"] * axes["hidden"]
@@ -201,6 +206,20 @@ MOE_OPERATORS: Final = (
             "each tensor moved once, rows in the workload's dtype, ids as int64, weights as fp32; "
             "k products and k additions an element, the first addition to +0"
         ),
+    ),
+    Operator(
+        name="moe_dequant_mxfp4",
+        summary="4-bit weights with a power of two for 32 of them, as numbers",
+        axes=(("groups", "K / 32, scales of a row"), ("rows", "R, rows of all experts")),
+        envelope=ENVELOPE,
+        bytes_moved=_dequant_mxfp4_bytes,
+        flops=no_flops,
+        counts="exact",
+        source=(
+            "each tensor moved once, two codes a byte, scales as bytes, numbers in the workload's "
+            "dtype; the bits are put together by integer operations"
+        ),
+        sizes=("rows",),
     ),
     Operator(
         name="moe_experts",

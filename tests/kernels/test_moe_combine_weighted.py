@@ -43,13 +43,6 @@ def differing(a: Tensor, b: Tensor) -> float:
 WORKLOADS = MOE_COMBINE_WEIGHTED.suites["default"]
 
 
-@pytest.mark.parametrize("workload", WORKLOADS, ids=lambda one: one.key)
-def test_no_bit_differs_from_the_replay(workload: Workload) -> None:
-    inputs = MOE_COMBINE_WEIGHTED.make_inputs(workload, 0)
-    out = combine_weighted_triton.moe_combine_weighted(**inputs, experts=EXPERTS)
-    assert differing(out, moe_combine_weighted(**inputs, experts=EXPERTS)) == 0
-
-
 # --- mutants: each must change bits --------------------------------------------------------------
 
 

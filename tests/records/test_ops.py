@@ -78,6 +78,7 @@ def moe(op: str, dtype: str = "bfloat16", **axes: int) -> Workload:
         (moe("moe_act", rows=6, intermediate=5), 6 * 10 + 6 * 5, 0, 0, 0, 6 * 5 * 5),
         (moe("moe_combine", tokens=3, top_k=2, hidden=5), 6 * 5 + 3 * 5, 0, 0, 6, 6 * 5),
         (moe("moe_combine_weighted", tokens=3, top_k=2, hidden=5), 45, 6, 0, 6, 2 * 6 * 5),
+        (moe("moe_dequant_mxfp4", "float32", rows=3, groups=4), 3 * 4 * 32, 0, 0, 0, 0),
     ],
     ids=lambda value: value.key if isinstance(value, Workload) else "",
 )
