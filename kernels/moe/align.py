@@ -22,7 +22,7 @@ implementation gives the same integers.
 
 import torch
 
-from bitgate.kernels.arguments import bind
+from bitgate.kernels.arguments import bind, shown
 from bitgate.kernels.moe import align_data
 from bitgate.kernels.moe.align_layouts import DEFAULT_LAYOUT, layout_of
 from bitgate.kernels.moe.contract import DEFAULT_CONFIG, MOE_BF16_1
@@ -82,14 +82,14 @@ def check(
     if experts < 1:
         raise UsageError("moe_align: expected an expert_map of at least 1 expert, got none")
     if type(block_m) is not int or block_m < 1:
-        raise UsageError(f"moe_align: expected block_m of at least 1, an int, got {block_m!r}")
+        raise UsageError(f"moe_align: expected block_m of at least 1, an int, got {shown(block_m)}")
     pairs = topk_ids.numel()
     blocks = layout_of(layout).capacity(pairs, experts, block_m)
     # Every place, and what a loop over them in steps adds to the last one, is an int32.
     if pairs + (experts + 1) * block_m >= 1 << 30:
         raise UsageError(
             f"moe_align: expected fewer than 2**30 places, got {pairs} pairs and {experts} experts "
-            f"of blocks of {block_m}; split the tokens"
+            f"of blocks of {shown(block_m)}; split the tokens"
         )
     return pairs, blocks
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Final
 
+from bitgate.kernels.arguments import shown
 from bitgate.records.errors import UsageError
 
 
@@ -63,4 +64,4 @@ def layout_of(name: str) -> AlignLayout:
         if layout.name == name:
             return layout
     known = ", ".join(layout.name for layout in LAYOUTS)
-    raise UsageError(f"moe_align: expected layout of {known}, got {name!r}")
+    raise UsageError(f"moe_align: expected layout of {known}, got {shown(name)}")

@@ -271,6 +271,8 @@ def test_given_outputs_are_filled_whole() -> None:
         ({"block_m": True}, "block_m of at least 1, an int, got True"),
         ({"block_m": "16"}, "block_m of at least 1, an int, got '16'"),
         ({"block_m": None}, "block_m of at least 1, an int, got None"),
+        ({"block_m": -(2**20000)}, "an int, got an integer of 20001 bits"),
+        ({"block_m": 2**20000}, r"fewer than 2\*\*30 places.* of an integer of 20001 bits"),
         ({"block_m": 2**70}, r"fewer than 2\*\*30 places"),
         ({"expert_map": local(1 << 18), "block_m": 1 << 12}, r"fewer than 2\*\*30 places"),
         ({"layout": "vllm-0.9"}, r"layout of vllm-0\.33, vllm-0\.10\.2, got 'vllm-0\.9'"),
