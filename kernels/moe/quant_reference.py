@@ -8,9 +8,9 @@ from bitgate.kernels import arithmetic
 from bitgate.kernels.moe.quant import check
 from bitgate.kernels.moe.quant_rules import SCHEMES, UE8M0_FLOOR, Floors
 
-# Of a code: half a unit of its 3 stored bits, and half the step of those below 2^-6. The quotient
-# before it was rounded at most twice in float32.
-_CODE, _SMALLEST = 2.0**-4, 2.0**-10
+# Half a unit of a code's 3 stored bits is at most a 17th, at the tie 1 + 2^-4; below 2^-6 it is
+# half the step 2^-9. The quotient before it was rounded at most twice in float32.
+_CODE, _SMALLEST = 1 / 17, 2.0**-10
 _QUOTIENT = 1 + 2.0**-22
 
 

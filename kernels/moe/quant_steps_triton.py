@@ -16,7 +16,7 @@ def groups_of(rows, k, group, TILE: tl.constexpr, WIDTH: tl.constexpr):
     Answers the number of each group and whether it exists, both [TILE], and of its elements the
     row [TILE, 1], column and whether they exist, both [TILE, WIDTH].
     """
-    groups = tl.cdiv(k, group)
+    groups = (k - 1) // group + 1  # the sum k + group could be too large
     at = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
     row = at // groups
     inside = tl.arange(0, WIDTH)[None, :]
