@@ -18,7 +18,7 @@ These are the weights of gpt-oss and of DeepSeek-V4's experts (`expert_dtype` fp
 more leading axes; `rows` is then their product.
 """
 
-from typing import Final
+from typing import Any, Final
 
 import torch
 
@@ -91,8 +91,8 @@ def check(
     return (*codes.shape[:-1], GROUP * groups)
 
 
-def _rows(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor with its leading axes as one."""
+def _rows(tensor: Any) -> Any:
+    """The tensor with its leading axes as one; what is no tensor, as it is, for `bind` to name."""
     if isinstance(tensor, torch.Tensor) and tensor.ndim > 2:
         return tensor.flatten(0, -2)
     return tensor

@@ -8,19 +8,33 @@ import pytest
 import torch
 
 from bitgate.kernels.loading import load
-from bitgate.kernels.moe import act_triton, combine_triton, route_triton
+from bitgate.kernels.moe import (
+    act_triton,
+    combine_triton,
+    combine_weighted_triton,
+    mxfp4_triton,
+    route_triton,
+)
 from bitgate.kernels.moe.act import MOE_ACT
 from bitgate.kernels.moe.combine import MOE_COMBINE
+from bitgate.kernels.moe.combine_weighted import MOE_COMBINE_WEIGHTED
+from bitgate.kernels.moe.mxfp4 import MOE_DEQUANT_MXFP4
 from bitgate.kernels.moe.route import MOE_ROUTE
 from bitgate.kernels.spec import Implementation, Kernel, Tensors
 from bitgate.parity.compare import compare_tensors
 from bitgate.records.errors import UsageError
 from bitgate.records.types import Workload
 
-KERNELS = (MOE_ROUTE, MOE_ACT, MOE_COMBINE)
-MODULES = {"moe_route": route_triton, "moe_act": act_triton, "moe_combine": combine_triton}
+KERNELS = (MOE_ROUTE, MOE_ACT, MOE_COMBINE, MOE_COMBINE_WEIGHTED, MOE_DEQUANT_MXFP4)
+MODULES = {
+    "moe_route": route_triton,
+    "moe_act": act_triton,
+    "moe_combine": combine_triton,
+    "moe_combine_weighted": combine_weighted_triton,
+    "moe_dequant_mxfp4": mxfp4_triton,
+}
 # The axis along which a call is a batch.
-BATCH = {"moe_route": "tokens", "moe_act": "rows", "moe_combine": "tokens"}
+BATCH = {kernel.op: kernel.outputs[0].axes[0] for kernel in KERNELS}
 EVERY = [
     pytest.param(kernel, found, id=found.name)
     for kernel in KERNELS
@@ -225,6 +239,8 @@ GOLDEN = {
     "moe_route": "d2b9de84c417b1933aa5b9a9d5a7026f2fa24d137012cdf687a9e0ef0ad38496",
     "moe_act": "62a99e50c65722d621f0d867e72a801863bb211f073d52e1ce57238b9b8214f4",
     "moe_combine": "65b5f9fe51cd5d9abac98322e94b3499668cc52893821c47443c520997a3bf87",
+    "moe_combine_weighted": "f9457586e22284b49a8d361fdf971e04f7f386ae275f4b98f2cd3011c7915173",
+    "moe_dequant_mxfp4": "7c20d8582834e4d0944ae9b5fd4be7d8b33cc5727a21beb8f379af7275605538",
 }
 
 
