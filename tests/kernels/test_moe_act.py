@@ -270,11 +270,13 @@ def test_the_bound_refuses_a_fault(fault: str) -> None:
     assert ((wrong - value).abs() > bound).float().mean() > 0.005
 
 
-def test_the_bound_is_two_roundings() -> None:
-    value, bound = moe_act_float64(**inputs_at(64, 256), swiglu_limit=10.0)
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_the_bound_is_one_rounding_or_two(kind: tuple[str, int, float]) -> None:
+    value, bound = moe_act_float64(**inputs_at(64, 256), **constants(kind, 10.0))
     large = value.abs() > 1e-20
     assert large.float().mean() > 0.9
-    assert (bound[large] < 2.01 * 2.0**-8 * value[large].abs()).all()
+    roundings = 1 + kind[1]
+    assert (bound[large] < 1.01 * roundings * 2.0**-8 * value[large].abs()).all()
 
 
 # --- refusals ------------------------------------------------------------------------------------
