@@ -6,9 +6,8 @@
 
 y is the second matmul's result without the routing weight, rounded to bfloat16; that is what vLLM's
 moe_fused_mul_sum and the XPU's moe_gather are given. `moe_combine` follows a matmul that multiplied
-its float32 accumulator by the weight instead, so the two do not have the same bits: rows
-that are weighted and rounded before the sum change 38 in 100 outputs of `make_inputs` at a top_k
-of 8.
+its float32 accumulator by the weight instead, so the two do not have the same bits: rows that are
+weighted and rounded before the sum change 38 in 100 outputs of `make_inputs` at a top_k of 8.
 
 The product is not contracted with the addition. Compilers may do so: a product of 8 by 24
 significant bits is then added before it is rounded, which changes 44 in 100 of those float32 sums,
@@ -17,8 +16,8 @@ says what each operation rounds.
 
 A slot whose id is below 0 or not below `experts` is left out, whatever lies in its row and in its
 weight. Without any slot the result is +0 (moe_fused_mul_sum leaves such rows as they were). A sum
-that is not zero and at most half the smallest bfloat16 becomes the zero of its sign. The rounding to
-nearest even and the one canonical NaN are those of `kernels.arithmetic`: the same bits on every
+that is not zero and at most half the smallest bfloat16 becomes the zero of its sign. The rounding
+to nearest even and the one canonical NaN are those of `kernels.arithmetic`: the same bits on every
 device.
 """
 
