@@ -19,6 +19,7 @@ import torch
 from bitgate.bench.stopwatch import Function, Sample, Stopwatch
 from bitgate.kernels.devices import device
 from bitgate.kernels.loading import load
+from bitgate.kernels.moe.tiles import bound
 from bitgate.kernels.spec import Tensors
 from bitgate.parity import wire
 from bitgate.parity.instance import settings
@@ -42,7 +43,9 @@ class Bench:
         before = _settings()
         for name, side in header["sides"].items():
             root = None if side["root"] is None else Path(side["root"])
-            self._sides[name] = load(side["target"], root)
+            function = load(side["target"], root)
+            packed = side["tiles"]
+            self._sides[name] = bound(function, header["op"], packed) if packed else function
         self.facts = {
             "timer": self._stopwatch.timer,
             "resolution_ns": self._stopwatch.resolution_ns,

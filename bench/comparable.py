@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from bitgate.kernels.moe import tiles
 from bitgate.records.errors import UsageError
 from bitgate.records.policy.judge import difference
 from bitgate.records.stats import median_ns
@@ -32,7 +33,7 @@ def comparability(record: Record) -> Pairs:
     own = (
         ("workload", record.workload.key),
         ("contract", record.candidate.contract),
-        ("config", str(record.candidate.config)),
+        ("config", str(tiles.without(record.candidate.config))),
         ("regime", measurement.plan.regime),
         ("timer", measurement.timer),
     )

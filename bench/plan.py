@@ -10,7 +10,7 @@ from bitgate.kernels import catalogue
 from bitgate.kernels.devices import device
 from bitgate.kernels.spec import Kernel
 from bitgate.parity.bundle import Bundle
-from bitgate.parity.gates.resolve import constants, identify, workloads
+from bitgate.parity.gates.resolve import constants, identify, require_tiles, workloads
 from bitgate.records.candidate_file import CandidateFile
 from bitgate.records.errors import BitgateError, UsageError
 from bitgate.records.lanes import current_baseline, lane_id
@@ -126,6 +126,7 @@ def _missing(
         lambda: catalogue.contract(file.candidate.contract),
         lambda: device(file.candidate.device),
         lambda: constants(kernel, file.candidate.config),
+        lambda: require_tiles(identify(file.candidate).candidate, points),
         lambda: baselines(file, ledger, identify(file.candidate), points),
     ]
     found = []

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from bitgate.bench.effect import NULL_ALPHA
 from bitgate.kernels.devices import device
+from bitgate.kernels.moe import tiles
 from bitgate.parity.bundle import Bundle
 from bitgate.parity.gates import Budget, Subject
 from bitgate.parity.gates import resolve as gates
@@ -53,6 +54,7 @@ def resolve(file: CandidateFile, ledger: Ledger) -> Job:
     points = gates.workloads(file.workloads, kernel)
     gates.require_extents(gates.constants(kernel, file.candidate.config), points)
     mine = gates.identify(file.candidate)
+    gates.require_tiles(mine.candidate, points)
     rivals = baselines(file, ledger, mine, points)
     return Job(
         file=file,
@@ -138,7 +140,7 @@ def _require_same_conditions(mine: Candidate, rival: Candidate) -> None:
     """Both sides of a pair run in one process, with one set of constants."""
     for what, here, there in (
         ("contract", mine.contract, rival.contract),
-        ("config", mine.config, rival.config),
+        ("config", tiles.without(mine.config), tiles.without(rival.config)),
         ("environment switches", mine.switches, rival.switches),
     ):
         if here != there:

@@ -8,6 +8,7 @@ from bitgate.bench.plan import require_rounds
 from bitgate.bench.resolve import Job, resolve
 from bitgate.bench.session import Timed, measure
 from bitgate.bench.sides import Contest
+from bitgate.kernels.moe.tiles import of_config
 from bitgate.parity.gates.base import Progress
 from bitgate.records.candidate_file import CandidateFile
 from bitgate.records.ledger import Ledger
@@ -60,6 +61,7 @@ def _time_group(job: Job, group: list[Finding], progress: Progress) -> None:
         subject=subject,
         baseline_target=(rival.candidate if rival else subject.candidate).implementation,
         baseline_root=rival.root if rival else subject.root,
+        baseline_tiles=of_config((rival.candidate if rival else subject.candidate).config),
     )
     timed = measure(
         contest,

@@ -6,6 +6,7 @@ from typing import Any
 
 from bitgate.bench.process import Child
 from bitgate.bench.witness import verify_settings
+from bitgate.kernels.moe import tiles
 from bitgate.kernels.spec import Tensors
 from bitgate.parity.gates.base import Subject
 
@@ -15,12 +16,14 @@ class Contest:
     """What is timed against what.
 
     `subject` is the candidate with its reference, constants and conditions; the baseline is
-    `baseline_target`, module:function below `baseline_root` (None: in this package).
+    `baseline_target`, module:function below `baseline_root` (None: in this package), with
+    `baseline_tiles`.
     """
 
     subject: Subject
     baseline_target: str
     baseline_root: Path | None
+    baseline_tiles: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,10 +43,15 @@ def started(children: list[Child], contest: Contest, sides: str, *, cold: bool) 
     """
     subject = contest.subject
     targets = {
-        "B": _target(contest.baseline_target, contest.baseline_root),
-        "C": _target(subject.candidate.implementation, subject.root),
+        "B": _target(contest.baseline_target, contest.baseline_root, contest.baseline_tiles),
+        "C": _target(
+            subject.candidate.implementation,
+            subject.root,
+            tiles.of_config(subject.candidate.config),
+        ),
     }
     header = {
+        "op": subject.kernel.op,
         "device": subject.candidate.device,
         "threads": subject.threads,
         "cold": cold,
@@ -57,8 +65,8 @@ def started(children: list[Child], contest: Contest, sides: str, *, cold: bool) 
     return found
 
 
-def _target(target: str, root: Path | None) -> dict[str, str | None]:
-    return {"target": target, "root": None if root is None else str(root)}
+def _target(target: str, root: Path | None, packed: str) -> dict[str, str | None]:
+    return {"target": target, "root": None if root is None else str(root), "tiles": packed}
 
 
 def flattened(inputs: list[list[Tensors]]) -> Tensors:

@@ -34,7 +34,8 @@ def config_command(
     as_json: _Json = False,
 ) -> None:
     """The tiles that vLLM launches its experts with, and where they come from."""
-    from bitgate.kernels.moe.configs import Lookup, file_name, resolve, without_dtype
+    from bitgate.kernels.moe.configs import resolve, without_dtype
+    from bitgate.kernels.moe.configs_vllm import Lookup, file_name
 
     lookup = Lookup(
         experts=experts,

@@ -43,7 +43,10 @@ class Contract:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Implementation:
-    """One way to compute an operator under one contract. `target` is module:function."""
+    """One way to compute an operator under one contract. `target` is module:function.
+
+    One that is `tiled` takes a TileConfig as `config`.
+    """
 
     name: str
     op: str
@@ -52,6 +55,7 @@ class Implementation:
     devices: tuple[str, ...]
     target: str
     summary: str
+    tiled: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

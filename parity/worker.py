@@ -58,7 +58,8 @@ class Launch:
 
     `target` is module:function below `root` (or importable, without one); `environment` is the
     child's complete environment; `timeout_s` limits each call, `start_timeout_s` the import.
-    `sources` are the files below `root` that may be imported, relative to it (None: any).
+    `sources` are the files below `root` that may be imported, relative to it (None: any); `tiles`
+    is a tuned file as `kernels.moe.tiles.packed` writes it, or empty.
     """
 
     kernel: Kernel
@@ -68,6 +69,7 @@ class Launch:
     threads: int = 1
     environment: Pairs | None = None
     sources: tuple[str, ...] | None = None
+    tiles: str = ""
     timeout_s: float = CALL_TIMEOUT_S
     start_timeout_s: float = START_TIMEOUT_S
 
@@ -133,6 +135,8 @@ class Worker:
             "timeout_s": launch.start_timeout_s,
             "number": self._number,
             "sources": launch.sources,
+            "op": launch.kernel.op,
+            "tiles": launch.tiles,
         }
         try:
             self._write(wire.encode(header, {}))

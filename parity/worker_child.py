@@ -92,6 +92,7 @@ def _load(header: "Header", watch: _Watch) -> "tuple[Instance, dict[str, Any]]":
     import torch
 
     from bitgate.kernels.loading import load
+    from bitgate.kernels.moe.tiles import bound
     from bitgate.parity.instance import Instance
     from bitgate.parity.settings import settings
 
@@ -109,6 +110,8 @@ def _load(header: "Header", watch: _Watch) -> "tuple[Instance, dict[str, Any]]":
         "before": before,
         "after": settings() | watch.settings(),
     }
+    if header["tiles"]:
+        function = bound(function, header["op"], header["tiles"])
     return Instance(function, header["device"]), facts
 
 

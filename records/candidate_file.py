@@ -32,7 +32,10 @@ _LONGEST_SHOWN = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Side:
-    """One implementation: the candidate or the baseline. `root` is an absolute directory."""
+    """One implementation: the candidate or the baseline. `root` is an absolute directory.
+
+    `tiles` is a file of tuned tiles.
+    """
 
     name: str
     op: str
@@ -41,6 +44,7 @@ class Side:
     device: str
     impl: str
     root: Path
+    tiles: Path | None = None
     config: Pairs = ()
     env: Pairs = ()
 
@@ -229,6 +233,8 @@ class _Reader:
                     f"[{section}]: key {key!r} is missing; required are {', '.join(SIDE_REQUIRED)}",
                 )
         values["root"] = (self.folder / values.get("root", ".")).resolve()
+        if "tiles" in values:
+            values["tiles"] = self.folder / values["tiles"]
         return Side(**values)
 
     def section(

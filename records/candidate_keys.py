@@ -128,6 +128,7 @@ SIDE: Mapping[str, Check] = {
     "device": _text,
     "impl": _target,
     "root": _text,
+    "tiles": _text,
     "config": _pairs,
     "env": _pairs,
 }

@@ -105,6 +105,7 @@ device = "{device}"
 impl = "my_kernel:run"        # module:function; called with keyword tensors and constants
 root = "."                    # the module's directory, relative to this file
 # config = {{ eps = 1e-6 }}     # constants of the operator that differ from their defaults
+# tiles = "E=...json"         # tuned tiles in vLLM's form, for implementations that take them
 # env = {{ OMP_NUM_THREADS = "2" }}
 
 [workloads]

@@ -69,14 +69,18 @@ class TunedFile:
         """The token count nearest to `tokens`, of two the one that stands first, and its tiles."""
         return min(self.entries, key=lambda entry: abs(entry[0] - tokens))
 
+    def is_for(self, experts: int, intermediate: int) -> bool:
+        """Whether the file was tuned for these extents."""
+        place = dict(self.place)
+        packing = 2 if place.get("dtype") == "int4_w4a16" else 1
+        return (place["experts"], place["columns"]) == (str(experts), str(intermediate * packing))
+
     def require(self, experts: int, intermediate: int) -> None:
         """Raise UsageError unless the file was tuned for these extents."""
-        place = dict(self.place)
-        columns = intermediate * (2 if place.get("dtype") == "int4_w4a16" else 1)
-        if (place["experts"], place["columns"]) != (str(experts), str(columns)):
+        if not self.is_for(experts, intermediate):
             raise UsageError(
-                f"{self.name}: it was tuned for E={place['experts']},N={place['columns']}, "
-                f"expected E={experts},N={columns}; name the file of this shape"
+                f"{self.name}: expected a file for {experts} experts of {intermediate} "
+                "intermediate elements, got one whose name says otherwise; name that of this shape"
             )
 
 

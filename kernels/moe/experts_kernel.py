@@ -76,6 +76,7 @@ MOE_EXPERTS = Kernel(
             devices=("cpu",),
             target="bitgate.kernels.moe.staged_reference:experts_tile",
             summary="the references of the five stages; the truth of the step ieee-tile",
+            tiled=True,
         ),
         Implementation(
             name="experts_triton",
@@ -85,6 +86,7 @@ MOE_EXPERTS = Kernel(
             devices=("cpu", "cuda", "xpu"),
             target="bitgate.kernels.moe.staged_triton:experts_triton",
             summary="the Triton kernels of the stages; on a CPU through Triton's interpreter",
+            tiled=True,
         ),
     ),
     references={MOE_TORCH_1.name: "experts_loop", MOE_BF16_1.name: "experts_tile"},

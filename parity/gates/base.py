@@ -28,6 +28,8 @@ class Subject:
     `reference` is the baseline, or the kernel's own reference of the contract; it is loaded from
     `reference_root`, the candidate from `root` (None: an implementation of this package).
     `constants` are passed to both, `threads` is the number of CPU threads that each may use.
+    The tiles of the candidate are its own; the reference has those of `reference_tiles`, by default
+    the ones that it was written with.
     `contract` may be given for contracts outside of the catalogue.
     """
 
@@ -37,6 +39,7 @@ class Subject:
     reference: Implementation
     constants: Constants
     reference_root: Path | None = None
+    reference_tiles: str = ""
     contract: Contract | None = None
     threads: int = 1
 

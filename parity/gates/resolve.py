@@ -6,6 +6,8 @@ from pathlib import Path
 
 from bitgate.kernels import catalogue
 from bitgate.kernels.devices import device
+from bitgate.kernels.moe import configs, tiles
+from bitgate.kernels.moe.tiles import TILES
 from bitgate.kernels.spec import Constant, Constants, Implementation, Kernel
 from bitgate.parity.bundle import Bundle
 from bitgate.parity.gates.base import Budget, Subject
@@ -49,9 +51,11 @@ def resolve(file: CandidateFile) -> Task:
     kernel = kernel_of(file.candidate)
     points = workloads(file.workloads, kernel)
     require_extents(constants(kernel, file.candidate.config), points)
+    mine = identify(file.candidate)
+    require_tiles(mine.candidate, points)
     baseline = identify(file.baseline) if isinstance(file.baseline, Side) else None
     return Task(
-        subject=subject(kernel, identify(file.candidate), baseline),
+        subject=subject(kernel, mine, baseline),
         workloads=points,
         bundle=bundle(file.workloads),
         budget=budget(file.gates),
@@ -90,7 +94,11 @@ def subject(kernel: Kernel, mine: Identified, baseline: Identified | None) -> Su
 
 
 def identify(side: Side) -> Identified:
-    """The content identity of one side, with the switches that its processes will see."""
+    """The content identity of one side, with the switches that its processes will see.
+
+    Raises:
+        UsageError: the module has no such function, its tiles cannot be read, or it takes none.
+    """
     root = None if is_own(side.impl) else side.root
     # A process gets as many threads as its side asks for, whatever this process was told.
     switches = dict(provenance.switches()) | {_THREADS: "1"} | dict(side.env)
@@ -102,11 +110,48 @@ def identify(side: Side) -> Identified:
         device=side.device,
         implementation=side.impl,
         root=root or PACKAGE_ROOT,
-        config=side.config,
+        config=_config(side),
         switches=tuple(sorted(switches.items())),
     )
     _require_function(root or PACKAGE_ROOT, side.impl)
     return Identified(candidate=candidate, root=root)
+
+
+def _config(side: Side) -> Pairs:
+    """The changed constants, and the tiles where a file is named."""
+    if TILES in dict(side.config):
+        raise UsageError(
+            f"config: {TILES} is no constant; name a file with {TILES} = ... beside config"
+        )
+    if side.tiles is None:
+        return side.config
+    own = _own(side.op, side.impl)
+    if own is not None and not own.tiled:
+        raise UsageError(
+            f"{TILES}: {own.name} takes none; `bitgate kernels list --json` says which are tiled"
+        )
+    return tuple(sorted((*side.config, (TILES, tiles.packed(configs.read(side.tiles))))))
+
+
+def require_tiles(candidate: Candidate, points: tuple[Workload, ...]) -> None:
+    """Raise UsageError unless the candidate's tiles, if it has any, are those of the workloads."""
+    text = tiles.of_config(candidate.config)
+    for point in points if text else ():
+        tiles.resolved(candidate.op, text, point)
+
+
+def tile_notes(candidate: Candidate, workload: Workload) -> Pairs:
+    """What a record says about the tiles; nothing where it is not known whether there are any."""
+    text = tiles.of_config(candidate.config)
+    if text:
+        return tiles.notes(tiles.resolved(candidate.op, text, workload))
+    own = _own(candidate.op, candidate.implementation)
+    return tiles.default_notes() if own is not None and own.tiled else ()
+
+
+def _own(op: str, target: str) -> Implementation | None:
+    """The catalogue's implementation with this target."""
+    return next((one for one in catalogue.kernel(op).implementations if one.target == target), None)
 
 
 def _require_function(root: Path, implementation: str) -> None:
@@ -153,6 +198,8 @@ def constants(kernel: Kernel, config: Pairs) -> dict[str, Constant]:
     """
     known = dict(kernel.constants)
     for name, text in config:
+        if name == TILES:
+            continue
         if name not in known:
             raise UsageError(
                 f"[candidate] config: {kernel.op} has no constant {name!r}; "

@@ -1,9 +1,9 @@
 """One run's working state: the workers, and what every gate is handed."""
 
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
+from bitgate.kernels.moe import tiles
 from bitgate.kernels.spec import Constants, Tensors
 from bitgate.parity.bundle import Bundle
 from bitgate.parity.digests import digest
@@ -61,13 +61,15 @@ class Session:
     def candidate(self, conditions: Conditions = STANDARD) -> Runner:
         """A fresh process with the candidate, to be used as a context manager or closed."""
         subject = self.subject
+        candidate = subject.candidate
         return self._launch(
-            subject.candidate.implementation,
-            subject.root,
-            subject.candidate.device,
             conditions,
-            subject.candidate.switches,
-            tuple(path for path, _ in subject.candidate.sources),
+            candidate.switches,
+            target=candidate.implementation,
+            root=subject.root,
+            device=candidate.device,
+            sources=tuple(path for path, _ in candidate.sources),
+            tiles=tiles.of_config(candidate.config),
         )
 
     @property
@@ -76,11 +78,12 @@ class Session:
         if self._reference is None:
             subject = self.subject
             self._reference = self._launch(
-                subject.reference.target,
-                subject.reference_root,
-                self._reference_device(),
                 STANDARD,
                 (),
+                target=subject.reference.target,
+                root=subject.reference_root,
+                device=self._reference_device(),
+                tiles=subject.reference_tiles,
             )
         return self._reference
 
@@ -118,26 +121,17 @@ class Session:
             )
         return "cpu"
 
-    def _launch(
-        self,
-        target: str,
-        root: Path | None,
-        device: str,
-        conditions: Conditions,
-        switches: Pairs,
-        sources: tuple[str, ...] | None = None,
-    ) -> Runner:
+    def _launch(self, conditions: Conditions, switches: Pairs, **what: Any) -> Runner:
+        """Start a process; `what` are the fields of Launch that differ between the two."""
+        threads, device = self.subject.threads, what["device"]
         return self.launcher(
             Launch(
                 kernel=self.subject.kernel,
-                target=target,
-                root=root,
-                device=device,
-                threads=conditions.threads or self.subject.threads,
-                environment=child_environment(device, conditions, switches, self.subject.threads),
+                threads=conditions.threads or threads,
+                environment=child_environment(device, conditions, switches, threads),
                 timeout_s=self.budget.call_timeout_s,
                 start_timeout_s=self.budget.start_timeout_s,
-                sources=sources,
+                **what,
             )
         )
 

@@ -12,7 +12,8 @@ from types import ModuleType
 import pytest
 
 from bitgate.kernels.moe import configs_vllm
-from bitgate.kernels.moe.configs import Lookup, file_name, read
+from bitgate.kernels.moe.configs import read
+from bitgate.kernels.moe.configs_vllm import Lookup, file_name
 
 pytestmark = pytest.mark.vllm
 
