@@ -91,7 +91,7 @@ SPECS: tuple[CompileSpec, ...] = (
     ),
     *(
         CompileSpec(
-            name=f"moe_route_{score}",
+            name=f"moe_route_{name}",
             target=f"{_MOE}.route_triton:route_kernel",
             arguments=(
                 *_pointers("logits correction_bias topk_weights", "fp32"),
@@ -99,19 +99,31 @@ SPECS: tuple[CompileSpec, ...] = (
                 ("tokens", "i32"),
                 ("experts", "i32:16"),
                 ("top_k", "i32"),
+                ("groups", "i32"),
+                ("keep_groups", "i32"),
+                ("size", "i32"),
                 ("renormalize", "i32"),
                 ("scale", "fp32"),
                 ("zero", "i32"),
             ),
             constants=(
-                ("SCORE", number),
+                ("SCORE", score),
+                ("RANK", rank),
                 ("ROWS", 4),
                 ("WIDTH", 256),
                 ("LEVELS", 8),
+                ("GROUPS", 16),
                 ("SLOTS", 16),
             ),
         )
-        for number, score in enumerate(("softmax", "sigmoid", "sqrt_softplus"))
+        for name, score, rank in (
+            ("softmax", 0, 0),
+            ("sigmoid", 1, 0),
+            ("sqrt_softplus", 2, 0),
+            ("softmax_selected", 3, 0),
+            ("softmax_max", 0, 1),
+            ("sigmoid_top2", 1, 2),
+        )
     ),
     *(
         CompileSpec(

@@ -1,16 +1,13 @@
-"""`moe_route` under `moe-bf16/1`: the truth in plain torch, and float64 weights with a bound."""
+"""`moe_route` under `moe-bf16/1`: the truth in plain torch."""
 
 import torch
 from torch import Tensor
 
 from bitgate.kernels import arithmetic
 from bitgate.kernels.moe.route import check
+from bitgate.kernels.moe.route_rules import SELECTED, RouteRules
 
-_FP32 = 2.0**-24
-# exp is 0 below -87: a score below its exp(-87), for sqrt-softplus the root of that, is lost.
-_LOST = {"softmax": 2.0**-125, "sigmoid": 2.0**-125, "sqrt-softplus": 2.0**-62}
-# exp within 1.5 units, the sum and the quotient; softplus within 3.5 units, halved, and the root.
-_UNITS = {"sigmoid": 4.0, "sqrt-softplus": 3.0}
+_LOWEST = torch.iinfo(torch.int32).min
 
 
 def moe_route(
@@ -21,16 +18,22 @@ def moe_route(
     renormalize: int,
     scale: float,
     score: str,
+    groups: int = 1,
+    keep_groups: int = 1,
+    group_rank: str = "none",
 ) -> tuple[Tensor, Tensor]:
     """Choose the experts of each token, and weigh them; see MOE_ROUTE.
 
     Args:
         logits: [tokens, experts] float32.
         correction_bias: [experts] float32, finite; zeros for none.
-        top_k: how many experts a token gets, at most all.
+        top_k: how many experts a token gets, at most all of the kept groups.
         renormalize: 1 divides the weights by their sum, 0 does not.
         scale: what multiplies the weights at the end.
-        score: softmax, sigmoid or sqrt-softplus.
+        score: softmax, sigmoid, sqrt-softplus or softmax-selected.
+        groups: how many groups of equal size the experts are parted into.
+        keep_groups: how many of them may be chosen from.
+        group_rank: by what groups are ranked, max or top2; none for one group.
 
     Returns:
         topk_weights [tokens, top_k] float32 and topk_ids [tokens, top_k] int64.
@@ -38,22 +41,62 @@ def moe_route(
     Raises:
         UsageError: an argument is not what MOE_ROUTE says.
     """
-    tensors = {"logits": logits, "correction_bias": correction_bias}
-    check(tensors, top_k, renormalize, scale, score)
+    rules = RouteRules(
+        op="moe_route",
+        top_k=top_k,
+        renormalize=renormalize,
+        scale=scale,
+        score=score,
+        groups=groups,
+        keep_groups=keep_groups,
+        group_rank=group_rank,
+    )
+    check({"logits": logits, "correction_bias": correction_bias}, rules)
     scores = scores_of(logits, score)
-    ids = torch.sort(ordered(scores + correction_bias), dim=1, descending=True, stable=True).indices
-    ids = ids[:, :top_k].contiguous()
-    weights = scores.gather(1, ids)
-    if renormalize:
+    biased = scores + correction_bias
+    keys = ordered(biased)
+    if groups > 1:
+        keys = torch.where(kept(biased, rules), keys, _LOWEST)
+    ids = torch.sort(keys, dim=1, descending=True, stable=True).indices[:, :top_k].contiguous()
+    return weigh(scores.gather(1, ids), rules), ids
+
+
+def kept(biased: Tensor, rules: RouteRules) -> Tensor:
+    """Whether each expert [tokens, experts] is in one of the groups that may be chosen from."""
+    tokens, experts = biased.shape
+    grouped = biased.view(tokens, rules.groups, experts // rules.groups)
+    best = torch.sort(ordered(grouped), dim=2, descending=True).indices
+    rank = grouped.gather(2, best[:, :, :1])[:, :, 0]
+    if rules.group_rank == "top2":
+        rank = rank + grouped.gather(2, best[:, :, 1:2])[:, :, 0]
+    order = torch.sort(ordered(rank), dim=1, descending=True, stable=True).indices
+    chosen = torch.zeros_like(rank, dtype=torch.bool)
+    chosen.scatter_(1, order[:, : rules.keep_groups], value=True)
+    return chosen.repeat_interleave(experts // rules.groups, 1)
+
+
+def weigh(chosen: Tensor, rules: RouteRules) -> Tensor:
+    """The weights [tokens, top_k] from the scores of the chosen experts, slots ascending."""
+    weights = chosen
+    if rules.score == SELECTED:
+        largest = chosen.amax(1, keepdim=True)
+        weights = arithmetic.exp(chosen - torch.where(largest > float("-inf"), largest, 0.0))
+    if rules.renormalize:
         total = weights[:, :1]
-        for slot in range(1, top_k):
+        for slot in range(1, rules.top_k):
             total = total + weights[:, slot : slot + 1]
         weights = weights / torch.where(total > 0.0, total, 1.0)
-    return weights * float(scale), ids
+    return weights * float(rules.scale)
 
 
 def scores_of(logits: Tensor, score: str) -> Tensor:
-    """The scores [tokens, experts]; those that are NaN or infinite are 0."""
+    """The scores [tokens, experts]; those that are NaN or infinite are 0.
+
+    Of softmax-selected they are the logits, and -inf in rows with a NaN or +inf.
+    """
+    if score == SELECTED:
+        usable = (logits < float("inf")).all(1, keepdim=True)
+        return torch.where(usable, logits, float("-inf"))
     if score == "softmax":
         return softmax(logits)
     if score == "sigmoid":
@@ -81,52 +124,3 @@ def ordered(x: Tensor) -> Tensor:
     """Int32 keys that compare as float32 x does, and give every NaN a place: above infinity."""
     bits = arithmetic.canonical(x).view(torch.int32)
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
-
-
-def moe_route_float64(
-    *, logits: Tensor, topk_ids: Tensor, renormalize: int, scale: float, score: str
-) -> tuple[Tensor, Tensor]:
-    """The exact weights of given ids, and the largest error that the contract can make.
-
-    Args:
-        logits: as for `moe_route`, and so are the constants; finite.
-        topk_ids: [tokens, top_k] int64, the chosen experts.
-        renormalize: see there.
-        scale: see there.
-        score: see there.
-
-    Returns:
-        (value, bound), both [tokens, top_k] float64: |weight - value| <= bound. The bound is
-        infinite where all weights of a token may be lost below the smallest.
-    """
-    scores, errors = scores_float64(logits, score)
-    value, error = scores.gather(1, topk_ids), errors.gather(1, topk_ids)
-    if renormalize:
-        total = value.sum(1, keepdim=True)
-        # The sum's own additions, and a quotient of two numbers that are both off.
-        lost = error.sum(1, keepdim=True) + value.shape[1] * _FP32 * total
-        value = value / total
-        error = (error + value * lost) / (total - lost)
-        error = torch.where(total > lost, error + 2 * _FP32 * value, float("inf"))
-    # The constant is rounded to float32, and so is the product.
-    return value * scale, (error + 3 * _FP32 * value) * scale
-
-
-def scores_float64(logits: Tensor, score: str) -> tuple[Tensor, Tensor]:
-    """The exact scores of finite logits, and the largest error of each: [tokens, experts]."""
-    x = logits.double()
-    if score != "softmax":
-        exact = torch.sigmoid(x) if score == "sigmoid" else _softplus_float64(x).sqrt()
-        return exact, 1.01 * _UNITS[score] * _FP32 * exact + _LOST[score]
-    shifted = x - x.amax(1, keepdim=True)
-    exact = torch.softmax(x, 1)
-    # The subtraction is off by a unit of its result, and exp grows that error with it.
-    units = 1.5 + shifted.clamp(min=-88.0).abs()
-    depth = (logits.shape[1] - 1).bit_length()
-    of_the_sum = (exact * units).sum(1, keepdim=True) + depth
-    error = 1.01 * (units + of_the_sum + 1.0) * _FP32 * exact
-    return exact, error + logits.shape[1] * _LOST[score]
-
-
-def _softplus_float64(x: Tensor) -> Tensor:
-    return x.clamp(min=0.0) + torch.log1p(torch.exp(-x.abs()))

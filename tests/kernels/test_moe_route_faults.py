@@ -11,8 +11,9 @@ from bitgate.kernels import arithmetic
 from bitgate.kernels.arithmetic_triton import launch
 from bitgate.kernels.loading import load
 from bitgate.kernels.moe import route_triton
-from bitgate.kernels.moe.route import MOE_ROUTE, SCORES
+from bitgate.kernels.moe.route import MOE_ROUTE
 from bitgate.kernels.moe.route_reference import moe_route
+from bitgate.kernels.moe.route_rules import SCORES, SELECTED
 from bitgate.kernels.spec import Tensors
 from bitgate.parity.compare import compare_tensors
 from bitgate.records.errors import UsageError
@@ -140,8 +141,9 @@ def test_offsets_beyond_32_bits() -> None:
     values = inputs_at(1, 16)["logits"][0]
     logits[stride:] = values
     weights, ids = torch.zeros(2, 4), torch.zeros(2, 4, dtype=torch.int64)
-    sizes = {"SCORE": 0, "ROWS": 1, "WIDTH": 16, "LEVELS": 4, "SLOTS": 16}
-    arguments = (logits, torch.zeros(16), weights, ids, 2, stride, 4, 1, 1.5, 0)
+    sizes = {"SCORE": 0, "RANK": 0, "ROWS": 1, "WIDTH": 16, "LEVELS": 4, "GROUPS": 16, "SLOTS": 16}
+    rules = (4, 1, 1, stride, 1, 1.5, 0)
+    arguments = (logits, torch.zeros(16), weights, ids, 2, stride, *rules)
     launch(route_triton.route_kernel, (2,), *arguments, **sizes)
     expected = moe_route(**no_bias(values[None]), **CONSTANTS)
     assert_same(expected, (weights[1:], ids[1:]))
@@ -156,11 +158,43 @@ def test_offsets_beyond_32_bits() -> None:
         ({"top_k": 9}, "top_k of at most the 8 experts, got 9"),
         ({"top_k": 0}, "top_k of at least 1, an int, got 0"),
         ({"top_k": 2.0}, r"top_k of at least 1, an int, got 2\.0"),
+        ({"top_k": True}, "top_k of at least 1, an int, got True"),
+        ({"top_k": None}, "top_k of at least 1, an int, got None"),
+        ({"top_k": "4"}, "top_k of at least 1, an int, got '4'"),
+        ({"top_k": 2**70}, "top_k of at most the 8 experts, got 1180591620717411303424"),
+        ({"top_k": 2**20000}, "top_k of at most the 8 experts, got an integer of 20001 bits"),
         ({"renormalize": 2}, "renormalize of 0 or 1, got 2"),
-        ({"scale": 0.0}, r"a positive, finite scale, got 0\.0"),
-        ({"scale": INF}, "a positive, finite scale, got inf"),
-        ({"score": "relu"}, "score of softmax, sigmoid, sqrt-softplus, got 'relu'"),
-        ({"score": 0}, "score of softmax, sigmoid, sqrt-softplus, got 0"),
+        ({"renormalize": True}, "renormalize of 0 or 1, got True"),
+        ({"renormalize": 1.0}, r"renormalize of 0 or 1, got 1\.0"),
+        ({"renormalize": 0, "score": SELECTED}, "renormalize of 1 for softmax-selected, got 0"),
+        ({"scale": 0.0}, r"a scale that is a positive, finite number in float32, got 0\.0"),
+        ({"scale": INF}, "finite number in float32, got inf"),
+        ({"scale": NAN}, "finite number in float32, got nan"),
+        ({"scale": 1e39}, r"finite number in float32, got 1e\+39"),
+        ({"scale": 1e-39}, "finite number in float32, got 1e-39"),
+        ({"scale": 10**400}, "finite number in float32, got an integer of 1329 bits"),
+        ({"scale": True}, "finite number in float32, got True"),
+        ({"scale": "1"}, "finite number in float32, got '1'"),
+        ({"scale": None}, "finite number in float32, got None"),
+        ({"score": "relu"}, "score of softmax, sigmoid, sqrt-softplus, softmax-selected, got 'r"),
+        ({"score": 0}, "score of softmax, sigmoid, sqrt-softplus, softmax-selected, got 0"),
+        ({"score": torch.zeros(2)}, "score of softmax, .*got tensor"),
+        ({"groups": 0}, "groups of at least 1, an int, got 0"),
+        ({"groups": True}, "groups of at least 1, an int, got True"),
+        ({"groups": 3, "group_rank": "max"}, "groups that divide the 8 experts, got 3"),
+        ({"groups": 16, "group_rank": "max"}, "groups that divide the 8 experts, got 16"),
+        ({"groups": 8, "keep_groups": 4, "group_rank": "top2"}, "at least 2 experts in a group"),
+        ({"groups": 4, "group_rank": "none"}, "max or top2 for more, got none for 4"),
+        ({"group_rank": "top2"}, "group_rank none for one group.*got top2 for 1"),
+        ({"group_rank": "sum"}, "group_rank of none, max, top2, got 'sum'"),
+        ({"group_rank": None}, "group_rank of none, max, top2, got None"),
+        ({"keep_groups": 2}, "keep_groups of at most the 1 groups, got 2"),
+        ({"keep_groups": 1.0}, r"keep_groups of at least 1, an int, got 1\.0"),
+        (
+            {"groups": 4, "keep_groups": 1, "group_rank": "max"},
+            "at most the 2 experts of the 1 groups that are kept, got 4",
+        ),
+        ({"logits": None}, "logits as a torch tensor, got NoneType"),
         ({"logits": torch.zeros(2, 8).bfloat16()}, "logits in float32, got bfloat16; convert it"),
         ({"correction_bias": torch.zeros(7)}, "axis experts of 8, got 7"),
         ({"correction_bias": torch.zeros(8).bfloat16()}, "correction_bias in float32, got bf"),
