@@ -60,6 +60,7 @@ MOE_GEMM = Kernel(
             devices=("cpu", "cuda", "xpu"),
             target="bitgate.kernels.moe.gemm_triton:moe_gemm",
             summary="one Triton kernel on matrix instructions; on a CPU through the interpreter",
+            tiled=True,
         ),
     ),
     references={MOE_BF16_1.name: "moe_gemm-tile"},

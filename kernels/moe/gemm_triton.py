@@ -3,6 +3,8 @@
 Row and column offsets are 64-bit: the rows of a large batch times their length exceed 2**31.
 """
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -91,12 +93,14 @@ def moe_gemm(
     block_m: int = DEFAULT_CONFIG.block_m,
     block_n: int = DEFAULT_CONFIG.block_n,
     block_k: int = DEFAULT_CONFIG.block_k,
+    config: TileConfig | None = None,
     out: Tensor | None = None,
     acc: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """`moe_gemm` as MOE_GEMM defines it, into the given outputs or new ones.
 
     Inputs need not be contiguous (they are copied), outputs must be, and they may overlap nothing.
+    A config takes the place of block_n and block_k; block_m stays that of the alignment.
 
     Raises:
         UsageError: an argument is not what MOE_GEMM says, or memory overlaps.
@@ -111,7 +115,9 @@ def moe_gemm(
         weights=weights,
         top_k=top_k,
         apply_weights=apply_weights,
-        config=TileConfig(block_m=block_m, block_n=block_n, block_k=block_k),
+        config=TileConfig(block_m=block_m, block_n=block_n, block_k=block_k)
+        if config is None
+        else replace(config, block_m=block_m),
     )
     given = {name: value for name, value in (("out", out), ("acc", acc)) if value is not None}
     pairs, columns = call.shape

@@ -33,16 +33,20 @@ class TiledOp:
     """An operator with tiles: `rows` is the tensor with a row for each token.
 
     `intermediate` are axes of which one must be a multiple of the file's N, by that factor.
+    `block_m` is that of the alignment, where it is an input and not for the tiles to choose.
     """
 
     rows: str
     intermediate: tuple[tuple[str, int], ...]
+    block_m: int | None = None
 
 
 TILED: Final = {
     "moe_experts": TiledOp(rows="x", intermediate=(("intermediate", 1),)),
     # The first matmul has both halves as columns, the second sums over one.
-    "moe_gemm": TiledOp(rows="a", intermediate=(("n", 2), ("k", 1))),
+    "moe_gemm": TiledOp(
+        rows="a", intermediate=(("n", 2), ("k", 1)), block_m=DEFAULT_CONFIG.block_m
+    ),
 }
 
 
@@ -84,7 +88,12 @@ def resolved(op: str, text: str, workload: Workload) -> Resolved:
     sizes = [workload.axis(axis) // factor for axis, factor in tiled.intermediate]
     file.require(experts, next((one for one in sizes if file.is_for(experts, one)), sizes[-1]))
     found = _at(file, workload.axis("tokens"))
-    tile_config(found)
+    block_m = tile_config(found).block_m
+    if tiled.block_m not in (None, block_m):
+        raise UsageError(
+            f"{found.source}: BLOCK_SIZE_M {block_m}; the pairs of {op} come aligned by "
+            f"{tiled.block_m}, expected tiles of that"
+        )
     return found
 
 
