@@ -125,6 +125,24 @@ SPECS: tuple[CompileSpec, ...] = (
             ("sigmoid_top2", 1, 2),
         )
     ),
+    CompileSpec(
+        name="moe_route_hash",
+        target=f"{_MOE}.route_hash_triton:route_hash_kernel",
+        arguments=(
+            *_pointers("logits", "fp32"),
+            *_pointers("table token_ids", "i64"),
+            *_pointers("topk_weights", "fp32"),
+            *_pointers("topk_ids", "i64"),
+            ("tokens", "i32"),
+            ("experts", "i32:16"),
+            ("vocab", "i32"),
+            ("top_k", "i32"),
+            ("renormalize", "i32"),
+            ("scale", "fp32"),
+            ("zero", "i32"),
+        ),
+        constants=(("SCORE", 2), ("ROWS", 4), ("WIDTH", 256), ("LEVELS", 8), ("SLOTS", 16)),
+    ),
     *(
         CompileSpec(
             name=f"moe_align_count{name}",
@@ -265,5 +283,103 @@ SPECS: tuple[CompileSpec, ...] = (
             ("zero", "i32"),
         ),
         constants=(("TOP_K", 8), ("ROWS", 1), ("BLOCK", 1024)),
+    ),
+    *(
+        CompileSpec(
+            name=f"moe_quant_{name}",
+            target=f"{_MOE}.quant_triton:group_kernel",
+            arguments=(
+                *_pointers("x", "i16"),
+                *_pointers("codes", "i8"),
+                *_pointers("scales", "fp32"),
+                ("rows", "i32"),
+                ("k", "i32:16"),
+                ("group", "i32:16"),
+                ("amax_floor", "fp32"),
+                ("scale_floor", "fp32"),
+            ),
+            constants=(
+                ("TILE", tile),
+                ("WIDTH", width),
+                ("UE8M0", ue8m0),
+                ("RECIPROCAL", reciprocal),
+            ),
+            num_warps=num_warps,
+        )
+        for name, tile, width, ue8m0, reciprocal, num_warps in (
+            ("group", 8, 128, 0, 0, 4),
+            ("group_reciprocal", 8, 128, 0, 1, 4),
+            ("group_ue8m0", 8, 128, 1, 0, 4),
+            ("token", 1, 8192, 0, 0, 16),
+        )
+    ),
+    CompileSpec(
+        name="moe_quant_amax",
+        target=f"{_MOE}.quant_whole_triton:amax_kernel",
+        arguments=(
+            *_pointers("x", "i16"),
+            *_pointers("largest", "i32"),
+            ("count", "i32:16"),
+        ),
+        constants=(("BLOCK", 4096),),
+    ),
+    *(
+        CompileSpec(
+            name=f"moe_quant_{name}",
+            target=f"{_MOE}.quant_whole_triton:whole_kernel",
+            arguments=(
+                *_pointers("x", "i16"),
+                *_pointers("largest", "i32"),
+                *_pointers("codes", "i8"),
+                *_pointers("scales", "fp32"),
+                ("count", "i32:16"),
+                ("given", "fp32"),
+            ),
+            constants=(("BLOCK", 4096), ("STATIC", static), ("UE8M0", 0), ("RECIPROCAL", 1)),
+        )
+        for name, static in (("tensor", 0), ("static", 1))
+    ),
+    CompileSpec(
+        name="moe_quant_weight",
+        target=f"{_MOE}.quant_weight_triton:block_kernel",
+        arguments=(
+            *_pointers("w", "i16"),
+            *_pointers("codes", "i8"),
+            *_pointers("scales", "fp32"),
+            ("n", "i32:16"),
+            ("k", "i32:16"),
+            ("amax_floor", "fp32"),
+        ),
+        constants=(("BLOCK_N", 128), ("BLOCK_K", 128), ("UE8M0", 0), ("RECIPROCAL", 1)),
+        num_warps=8,
+    ),
+    *(
+        CompileSpec(
+            name=name,
+            target=f"{_MOE}.act_quant_triton:act_quant_kernel",
+            arguments=(
+                *_pointers("gate_up", "i16"),
+                *_pointers("codes", "i8"),
+                *_pointers("scales", "fp32"),
+                ("rows", "i32"),
+                ("intermediate", "i32:16"),
+                ("group", "i32:16"),
+                ("limit", "fp32"),
+                ("alpha", "fp32"),
+                ("amax_floor", "fp32"),
+                ("scale_floor", "fp32"),
+                ("zero", "i32"),
+            ),
+            constants=(
+                ("KIND", 0),
+                ("ROUND_BETWEEN", rounded),
+                ("ROUND_PRODUCT", rounded),
+                ("TILE", 8),
+                ("WIDTH", 128),
+                ("UE8M0", 0),
+                ("RECIPROCAL", 0),
+            ),
+        )
+        for name, rounded in (("moe_act_quant", 1), ("moe_act_quant_product", 0))
     ),
 )
