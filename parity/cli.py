@@ -1,4 +1,4 @@
-"""`bitgate capture`, and `bitgate parity`: bundles and what differs between them."""
+"""`bitgate capture`, and `bitgate parity`: bundles and what differs between them, and suites."""
 
 import json
 from pathlib import Path
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.markup import escape
 
+from bitgate.parity.suites.cli import run_command
 from bitgate.records.console import console, print_json, progress, table
 from bitgate.records.errors import UsageError
 
@@ -15,7 +16,8 @@ if TYPE_CHECKING:
     from bitgate.parity.compare_report import Report
     from bitgate.records.types import Value
 
-app = typer.Typer(no_args_is_help=True, help="Bundles of captured tensors: compare and inspect.")
+app = typer.Typer(no_args_is_help=True, help="What differs: bundles of tensors, whole engines.")
+app.command("run")(run_command)
 
 _Json = Annotated[bool, typer.Option("--json", help="Print JSON only.")]
 _EXIT = {"equal": 0, "differs": 1, "incomparable": 3}

@@ -1,0 +1,1 @@
+"""Suites: whole comparisons with an engine that is installed on the node."""
