@@ -9,30 +9,46 @@ import torch
 
 from bitgate.kernels.loading import load
 from bitgate.kernels.moe import (
+    act_quant_triton,
     act_triton,
     combine_triton,
     combine_weighted_triton,
     mxfp4_triton,
+    quant_triton,
     route_triton,
 )
 from bitgate.kernels.moe.act import MOE_ACT
+from bitgate.kernels.moe.act_quant import MOE_ACT_QUANT
 from bitgate.kernels.moe.combine import MOE_COMBINE
 from bitgate.kernels.moe.combine_weighted import MOE_COMBINE_WEIGHTED
 from bitgate.kernels.moe.mxfp4 import MOE_DEQUANT_MXFP4
+from bitgate.kernels.moe.quant import MOE_QUANT
 from bitgate.kernels.moe.route import MOE_ROUTE
 from bitgate.kernels.spec import Implementation, Kernel, Tensors
 from bitgate.parity.compare import compare_tensors
 from bitgate.records.errors import UsageError
 from bitgate.records.types import Workload
 
-KERNELS = (MOE_ROUTE, MOE_ACT, MOE_COMBINE, MOE_COMBINE_WEIGHTED, MOE_DEQUANT_MXFP4)
+KERNELS = (
+    MOE_ROUTE,
+    MOE_ACT,
+    MOE_COMBINE,
+    MOE_COMBINE_WEIGHTED,
+    MOE_DEQUANT_MXFP4,
+    MOE_QUANT,
+    MOE_ACT_QUANT,
+)
 MODULES = {
     "moe_route": route_triton,
     "moe_act": act_triton,
     "moe_combine": combine_triton,
     "moe_combine_weighted": combine_weighted_triton,
     "moe_dequant_mxfp4": mxfp4_triton,
+    "moe_quant": quant_triton,
+    "moe_act_quant": act_quant_triton,
 }
+# Where the size of a tile is decided, if not beside the kernel.
+TILED = {"moe_act_quant": quant_triton}
 # The axis along which a call is a batch.
 BATCH = {kernel.op: kernel.outputs[0].axes[0] for kernel in KERNELS}
 EVERY = [
@@ -162,7 +178,8 @@ def test_tiles_of_a_device_change_no_bit(
         original(kernel, grid, *arguments, **constants)
 
     monkeypatch.setattr(module, "launch", launch)
-    monkeypatch.setattr(module, "interpreting", lambda: False)
+    tiled = TILED.get(kernel.op, module)
+    monkeypatch.setattr(tiled, "interpreting", lambda: False)
     assert_same(expected, call(kernel, found, inputs))
     assert seen[0] > 1
 
@@ -241,6 +258,8 @@ GOLDEN = {
     "moe_combine": "65b5f9fe51cd5d9abac98322e94b3499668cc52893821c47443c520997a3bf87",
     "moe_combine_weighted": "f9457586e22284b49a8d361fdf971e04f7f386ae275f4b98f2cd3011c7915173",
     "moe_dequant_mxfp4": "7c20d8582834e4d0944ae9b5fd4be7d8b33cc5727a21beb8f379af7275605538",
+    "moe_quant": "939290334bca1aaf676ff475e7199631ca24e34e3aaab6d958734e617bba2b5d",
+    "moe_act_quant": "4d06a8588bdcf10cc33bc03cbe6c9c713911b9712b62f5cf87dcb66bd2699c01",
 }
 
 
