@@ -21,6 +21,7 @@ from bitgate.kernels.moe.mxfp4 import MOE_DEQUANT_MXFP4, MXFP4_1
 from bitgate.kernels.moe.quant import MOE_QUANT
 from bitgate.kernels.moe.quant_weight import MOE_QUANT_WEIGHT
 from bitgate.kernels.moe.route import MOE_ROUTE
+from bitgate.kernels.moe.route_hash import MOE_ROUTE_HASH
 from bitgate.kernels.spec import Contract, Implementation, Kernel
 from bitgate.records.errors import UsageError
 
@@ -31,6 +32,7 @@ KERNELS: tuple[Kernel, ...] = (
     MHC_POST,
     MHC_POST_PRE,
     MOE_ROUTE,
+    MOE_ROUTE_HASH,
     MOE_ALIGN,
     MOE_GEMM,
     MOE_ACT,

@@ -32,16 +32,17 @@ def make_inputs(workload: Workload, index: int) -> Tensors:
     if not 0 < workload.axis("top_k") <= experts:
         raise UsageError(f"{workload.key}: top_k must be 1 to {experts} (the number of experts)")
     stream = IntegerStream(workload.seed(index))
-    logits = _numbers(stream, (tokens, experts), 21)
-    bias = _numbers(stream, (experts,), 27)
+    logits = numbers(stream, (tokens, experts), 21)
+    bias = numbers(stream, (experts,), 27)
     if workload.case in ("ties", "bfloat16"):
         bias = torch.zeros(experts)
     if workload.case == "negative":
         bias = bias - 9.0
-    return {"logits": _logits(stream, logits, workload.case), "correction_bias": bias}
+    return {"logits": logits_of(stream, logits, workload.case), "correction_bias": bias}
 
 
-def _logits(stream: IntegerStream, logits: torch.Tensor, case: str) -> torch.Tensor:
+def logits_of(stream: IntegerStream, logits: torch.Tensor, case: str) -> torch.Tensor:
+    """The logits of a case, made of random ones [tokens, experts], which may change."""
     if case == "ties":
         return integer_tensor(stream, logits.shape, high=6, scale_log2=2, dtype=torch.float32)
     if case == "bfloat16":
@@ -57,7 +58,7 @@ def _logits(stream: IntegerStream, logits: torch.Tensor, case: str) -> torch.Ten
     return logits
 
 
-def _numbers(stream: IntegerStream, shape: tuple[int, ...], scale_log2: int) -> torch.Tensor:
+def numbers(stream: IntegerStream, shape: tuple[int, ...], scale_log2: int) -> torch.Tensor:
     """Float32 that use all of their 24 bits."""
     high = (1 << 24) - 1
     return integer_tensor(stream, shape, high=high, scale_log2=scale_log2, dtype=torch.float32)

@@ -48,6 +48,17 @@ def _route_flops(axes: Axes) -> int:
     return logits * (_LOGIT_FLOPS + 1) + _pairs(axes) * _CHOICE_FLOPS
 
 
+def _hash_bytes(axes: Axes, element: int) -> int:
+    """Of each choice its logit and its entry of the table in, its weight and its id out; ids in."""
+    each = element + INT64_BYTES + FP32_BYTES + INT64_BYTES
+    return _pairs(axes) * each + INT64_BYTES * axes["tokens"]
+
+
+def _hash_flops(axes: Axes) -> int:
+    """Of each choice its score and its part of the sum."""
+    return _pairs(axes) * (_LOGIT_FLOPS + _CHOICE_FLOPS)
+
+
 def _align_bytes(axes: Axes, element: int) -> int:  # noqa: ARG001 - integers only
     """Ids and map in; each pair in its place, at least one block's expert, and the length out."""
     pairs = _pairs(axes)
@@ -130,6 +141,25 @@ MOE_OPERATORS: Final = (
             "logits and bias in the workload's dtype, weights as fp32, ids as int64; of a logit "
             "4 operations and the bias, as softmax (subtract, exponential, sum, quotient) and "
             "sigmoid have them, of a choice 3; comparisons are none"
+        ),
+    ),
+    Operator(
+        name="moe_route_hash",
+        summary="the experts that a table has for each token, and the weights of their scores",
+        axes=(
+            _EXPERTS,
+            _TOKENS,
+            _TOP_K,
+            ("vocab", "rows of the table, tokens of the vocabulary"),
+        ),
+        envelope=ENVELOPE + " The router's matmul is outside: the logits are an input.",
+        bytes_moved=_hash_bytes,
+        flops=_hash_flops,
+        counts="lower-bound",
+        source=(
+            "logits in the workload's dtype, entries, token ids and ids as int64, weights as fp32; "
+            "only what is chosen: a softmax reads every logit; of a choice 4 operations for its "
+            "score and 3 more, as for moe_route"
         ),
     ),
     Operator(

@@ -15,6 +15,7 @@ from bitgate.kernels.moe import (
     combine_weighted_triton,
     mxfp4_triton,
     quant_triton,
+    route_hash_triton,
     route_triton,
 )
 from bitgate.kernels.moe.act import MOE_ACT
@@ -24,6 +25,7 @@ from bitgate.kernels.moe.combine_weighted import MOE_COMBINE_WEIGHTED
 from bitgate.kernels.moe.mxfp4 import MOE_DEQUANT_MXFP4
 from bitgate.kernels.moe.quant import MOE_QUANT
 from bitgate.kernels.moe.route import MOE_ROUTE
+from bitgate.kernels.moe.route_hash import MOE_ROUTE_HASH
 from bitgate.kernels.spec import Implementation, Kernel, Tensors
 from bitgate.parity.compare import compare_tensors
 from bitgate.records.errors import UsageError
@@ -31,6 +33,7 @@ from bitgate.records.types import Workload
 
 KERNELS = (
     MOE_ROUTE,
+    MOE_ROUTE_HASH,
     MOE_ACT,
     MOE_COMBINE,
     MOE_COMBINE_WEIGHTED,
@@ -40,6 +43,7 @@ KERNELS = (
 )
 MODULES = {
     "moe_route": route_triton,
+    "moe_route_hash": route_hash_triton,
     "moe_act": act_triton,
     "moe_combine": combine_triton,
     "moe_combine_weighted": combine_weighted_triton,
@@ -254,6 +258,7 @@ def test_outputs_over_inputs_are_refused(kernel: Kernel, found: Implementation) 
 # integers, and these stages leave no bit to the machine.
 GOLDEN = {
     "moe_route": "d2b9de84c417b1933aa5b9a9d5a7026f2fa24d137012cdf687a9e0ef0ad38496",
+    "moe_route_hash": "c6498c587471cc80c6da91f159d50d5ced7fc2ce4d7ebf22ad36c4c0cb5df512",
     "moe_act": "62a99e50c65722d621f0d867e72a801863bb211f073d52e1ce57238b9b8214f4",
     "moe_combine": "65b5f9fe51cd5d9abac98322e94b3499668cc52893821c47443c520997a3bf87",
     "moe_combine_weighted": "f9457586e22284b49a8d361fdf971e04f7f386ae275f4b98f2cd3011c7915173",

@@ -65,6 +65,14 @@ def moe(op: str, dtype: str = "bfloat16", **axes: int) -> Workload:
             3 * 2,
             3 * 8 * 5 + 3 * 2 * 3,
         ),
+        (
+            moe("moe_route_hash", "float32", tokens=3, experts=8, top_k=2, vocab=50),
+            3 * 2,
+            3 * 2,
+            0,
+            2 * 3 * 2 + 3,
+            3 * 2 * 7,
+        ),
         (moe("moe_align", tokens=3, experts=8, top_k=2), 0, 0, 8 + 6 + 1 + 1, 6, 0),
         (moe("moe_align", tokens=0, experts=8, top_k=2), 0, 0, 8 + 1, 0, 0),
         (
