@@ -29,7 +29,7 @@ from bitgate.bench.witness import (
     verify_settings,
 )
 from bitgate.kernels.spec import Tensors
-from bitgate.parity.gates.base import Budget, Progress
+from bitgate.parity.gates.base import Budget, Progress, Subject
 from bitgate.parity.gates.session import STANDARD, child_environment
 from bitgate.parity.gates.session import Session as References
 from bitgate.records.coin import flips
@@ -90,16 +90,21 @@ def measure(
         children = [
             stack.enter_context(Child(environment, timeout_s)) for _ in range(plan.processes)
         ]
-        references = stack.enter_context(
-            References(
-                subject=subject,
-                workloads=tuple(workloads),
-                bundle=None,
-                budget=Budget(call_timeout_s=timeout_s),
-                put=_no_evidence,
-                progress=progress,
+
+        def truth(of: Subject) -> References:
+            return stack.enter_context(
+                References(
+                    subject=of,
+                    workloads=tuple(workloads),
+                    bundle=None,
+                    budget=Budget(call_timeout_s=timeout_s),
+                    put=_no_evidence,
+                    progress=progress,
+                )
             )
-        )
+
+        mine = truth(subject)
+        truths = {"C": mine, "B": mine if contest.rival is None else truth(contest.rival)}
         cold = plan.regime == "cold"
         shared = started(children, contest, "BC", cold=cold)
 
@@ -109,7 +114,7 @@ def measure(
             return started([child], contest, "B", cold=cold)[0]
 
         for workload in workloads:
-            yield workload, _Session(contest, workload, plan, shared, alone, references).run()
+            yield workload, _Session(contest, workload, plan, shared, alone, truths).run()
 
 
 def _no_evidence(data: bytes, media: str) -> NoReturn:
@@ -137,14 +142,15 @@ class _Session:
         plan: Plan,
         processes: list[Process],
         alone: Callable[[], Process],
-        references: References,
+        truths: dict[str, References],
     ) -> None:
         self._subject = contest.subject
         self._workload = workload
         self._plan = plan
         self._processes = processes
         self._alone = alone
-        self._references = references
+        self._truths = truths
+        self._progress = truths["C"].progress
         self._used = 0
 
     def run(self) -> Timed:
@@ -205,7 +211,7 @@ class _Session:
             for first in order[process * visit : (process + 1) * visit]:
                 rounds.append(self._round(process, first, ("B", "B")))
                 label = f"{self._workload.key}, baseline against itself"
-                self._references.progress(label, len(rounds), len(order))
+                self._progress(label, len(rounds), len(order))
         return order, rounds
 
     def _pairs(self) -> list[_Round]:
@@ -219,7 +225,7 @@ class _Session:
             self._ask([self._processes[process]], "warm")
             for first in order[start : start + visit]:
                 rounds.append(self._round(process, first, ("B", "C")))
-                self._references.progress(self._workload.key, len(rounds), plan.rounds)
+                self._progress(self._workload.key, len(rounds), plan.rounds)
             if process == count - 1 and self._claimed(rounds):
                 break
         return rounds
@@ -260,7 +266,7 @@ class _Session:
                 [sample] = self._samples(process, ("B",))
                 times.append(self._per_call(sample))
             label = f"{self._workload.key}, baseline without the candidate"
-            self._references.progress(label, len(alone_ns), len(order))
+            self._progress(label, len(alone_ns), len(order))
         verify_rival(beside_ns, alone_ns)
         return median_ns(alone_ns)
 
@@ -300,8 +306,11 @@ class _Session:
         kernel, calls, number = self._subject.kernel, self._plan.calls_per_sample, self._used
         inputs = [self._inputs(calls) for _ in slots]
         expected = [
-            [self._expected(number + slot * calls + call, one) for call, one in enumerate(given)]
-            for slot, given in enumerate(inputs)
+            [
+                self._expected(side, number + slot * calls + call, one)
+                for call, one in enumerate(given)
+            ]
+            for slot, (side, given) in enumerate(zip(slots, inputs, strict=True))
         ]
         header = {
             "kind": "round",
@@ -325,8 +334,8 @@ class _Session:
         calls = self._plan.calls_per_sample
         return int(max(1, (sample["ns"] + calls // 2) // calls))
 
-    def _expected(self, number: int, inputs: Tensors) -> Tensors:
-        return self._references.expected(f"{self._workload.key}#timed-{number}", inputs)
+    def _expected(self, side: str, number: int, inputs: Tensors) -> Tensors:
+        return self._truths[side].expected(f"{self._workload.key}#timed-{number}", inputs)
 
     def _inputs(self, calls: int) -> list[Tensors]:
         """Fresh contents for every call; no index is used twice in a session."""

@@ -17,13 +17,15 @@ class Contest:
 
     `subject` is the candidate with its reference, constants and conditions; the baseline is
     `baseline_target`, module:function below `baseline_root` (None: in this package), with
-    `baseline_tiles`.
+    `baseline_tiles`. `rival` is the baseline's own subject, where its truth is another one: tiles
+    may change the order of additions, and so the bits.
     """
 
     subject: Subject
     baseline_target: str
     baseline_root: Path | None
     baseline_tiles: str = ""
+    rival: Subject | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
