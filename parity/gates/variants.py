@@ -55,7 +55,8 @@ def perturbed(kernel: Kernel, inputs: Tensors, seed: int, name: str) -> Tensors:
     given = inputs[name]
     if not given.is_floating_point():
         return {**inputs, name: given.roll(1, 0)}
-    other = torch.where(given == 0, torch.ones_like(given), -given)
+    wide = _calculable(given)
+    other = torch.where(wide == 0, torch.ones_like(wide), -wide).to(given.dtype)
     if roles[name] != "param":
         generator = torch.Generator().manual_seed(seed)
         at = int(torch.randint(given.numel(), (), generator=generator))
@@ -85,7 +86,14 @@ def mutants(outputs: Tensors) -> dict[str, Tensors]:
 def _scaled(value: torch.Tensor) -> torch.Tensor:
     if value.dtype is torch.bool:
         return ~value
-    return (value * 2).to(value.dtype) if value.is_floating_point() else value + 1
+    if value.is_floating_point():
+        return (_calculable(value) * 2).to(value.dtype)
+    return value + 1
+
+
+def _calculable(value: torch.Tensor) -> torch.Tensor:
+    """Numbers that torch can calculate with: float32 instead of float8, which it cannot."""
+    return value.float() if value.itemsize == 1 else value
 
 
 def _constant(value: torch.Tensor) -> torch.Tensor:
