@@ -12,6 +12,8 @@
   and fixtures in `*_data`, the truth in `*_reference`, with a float64 value and an error bound
   where it rounds, and its Triton kernels in `*_triton`. But for `gemm` they have the same bits on
   every device.
+- `quant`, `quant_weight`: rows and weights in float8_e4m3fn with scales, of `moe-fp8/1`; what the
+  engines' quantisers differ in is data in `quant_rules`. `act_quant`: `act` and `quant` in one.
 - `combine_weighted`: the sum where the routing weight multiplies in it, of `moe-gather/1`.
 - `mxfp4`: 4-bit weights as the bfloat16 numbers that they are, of `mxfp4/1`.
 - `arguments`: what the experts refuse.
