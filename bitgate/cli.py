@@ -10,6 +10,7 @@ import typer
 from bitgate import __version__
 from bitgate.bench.cli import app as bench_app
 from bitgate.bench.cli import new_candidate_command, run_command
+from bitgate.bench.import_cli import app as import_app
 from bitgate.kernels.cli import app as kernels_app
 from bitgate.parity.cli import app as parity_app
 from bitgate.parity.cli import capture_command
@@ -88,7 +89,9 @@ app.add_typer(kernels_app, name="kernels")
 app.add_typer(parity_app, name="parity")
 app.add_typer(gate_app, name="gate")
 app.add_typer(bench_app, name="bench")
-app.add_typer(build_app(_recheck), name="records")
+records_app = build_app(_recheck)
+records_app.add_typer(import_app, name="import")
+app.add_typer(records_app, name="records")
 app.add_typer(sim_app, name="sim")
 
 

@@ -63,21 +63,28 @@ class AcceleratorDevice(Device):
         try:
             before = self._api.ones(4, device=self.name)
             (before + 1).cpu()  # what is loaded at first use must not be loaded during capture
-            graph = getattr(self._backend, self.graph_class)()
-            with self._backend.graph(graph):
-                after = before + 1
+            results: list[Any] = []
+            replay = self.graph(lambda: results.append(before + 1))
         except ABSENT as error:
             return GraphSupport(level="none", reason=f"capture failed: {error}")
         try:
             before.fill_(2)
-            graph.replay()
+            replay()
             self.synchronize()
-            values = after.cpu().tolist()
+            values = results[0].cpu().tolist()
         except ABSENT as error:
             return GraphSupport(level="capture", reason=f"replay failed: {error}")
         if values != [3.0] * 4:
             return GraphSupport(level="capture", reason=f"replay of 2 + 1 gave {values}")
         return GraphSupport(level="replay", reason="captured and replayed with right values")
+
+    def graph(self, call: Callable[[], object]) -> Callable[[], None]:
+        """Capture on a stream of the graph's own; see the base."""
+        graph = getattr(self._backend, self.graph_class)()
+        with self._backend.graph(graph):
+            call()
+        replay: Callable[[], None] = graph.replay
+        return replay
 
     def telemetry(self) -> Telemetry:
         """What the vendor's management library says; a reason for each that it does not."""

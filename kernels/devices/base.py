@@ -84,6 +84,18 @@ class Device(ABC):
     def graph_support(self) -> GraphSupport:
         """Capture and replay a small computation, and say how far that went."""
 
+    def graph(self, call: Callable[[], object]) -> Callable[[], None]:  # noqa: ARG002
+        """Capture what `call` launches; return what replays it on the same memory.
+
+        The call must have run before, so that nothing is compiled or loaded during capture.
+
+        Raises:
+            EnvironmentUnfit: this kind of device has no graphs.
+        """
+        raise EnvironmentUnfit(
+            f"expected a device with graph capture, got {self.name}: {self.graph_support().reason}"
+        )
+
     @abstractmethod
     def telemetry(self) -> Telemetry:
         """Clock, temperature and power at this moment."""

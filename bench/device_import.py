@@ -1,0 +1,268 @@
+"""From the files of a device check to records: comparisons as a verdict, times as raw samples.
+
+A record stands for one implementation on one workload. Each section of the check that concerned it
+is a gate of the record's verdict, named `device:SECTION`; the rows are its evidence. These gates
+are none that the promotion policy asks for, so nothing is promoted by an import: outcome and reason
+say what was found, on which machine.
+"""
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+from bitgate.bench.effect import effect
+from bitgate.kernels.device_check.rows import FORMAT, Check, Sampled, Side
+from bitgate.parity.bounds import bound
+from bitgate.records.clock import utc_now
+from bitgate.records.codec import canonical, decode
+from bitgate.records.errors import UsageError
+from bitgate.records.identity import candidate_digest
+from bitgate.records.lanes import lane_id, make_lane
+from bitgate.records.ledger import Entry, Ledger
+from bitgate.records.types import (
+    Candidate,
+    Environment,
+    Evidence,
+    GateResult,
+    Harness,
+    Measurement,
+    Outcome,
+    Pairs,
+    Plan,
+    Record,
+    Tier,
+    Verdict,
+    Workload,
+)
+from bitgate.records.writer import Writer
+
+VERSION = 1
+_MEDIA = "application/json"
+_FILES = ("device.json", "checks.json", "timings.json")
+_UNSET = "0" * 64
+# What a device check declares before it times: see `kernels.device_check.timings`.
+_MARGIN, _ALPHA = "0.01", "0.05"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """A device check as it was read."""
+
+    environment: Environment
+    harness: Harness
+    sources: dict[str, Pairs]
+    checks: tuple[Check, ...]
+    timings: tuple[Sampled, ...]
+
+
+def import_device_check(folder: Path, ledger: Ledger) -> list[Entry[Record]]:
+    """Append a record for each implementation and workload of a device check, or none at all.
+
+    Args:
+        folder: what `scripts/device_check.py --out` wrote.
+        ledger: where records, their lanes and the rows as evidence go.
+
+    Raises:
+        UsageError: a file is missing or is no device check, or it checked nothing.
+    """
+    found = read(folder)
+    subjects = _subjects(found)
+    if not subjects:
+        raise UsageError(f"{folder}: expected rows about implementations and workloads, got none")
+    writer = ledger.writer()
+    now = utc_now()
+    rows = [_record(found, side, point, ledger, now) for side, point in subjects]
+    known = {entry.body.id for entry in ledger.lanes()}
+    lanes = {row.lane: make_lane(row.candidate.device, row.workload) for row in rows}
+    _declare(writer, [lane for name, lane in lanes.items() if name not in known])
+    return [cast("Entry[Record]", entry) for entry in writer.append_many(list(rows))]
+
+
+def read(folder: Path) -> Found:
+    """The rows of a device check's folder. Raises UsageError that names the file and the row."""
+    plain = {name: _plain(folder / name) for name in _FILES}
+    about = plain["device.json"]
+    return Found(
+        environment=decode(Environment, _bytes(about, "environment", folder)),
+        harness=decode(Harness, _bytes(about, "harness", folder)),
+        sources={
+            module: tuple((path, digest) for path, digest in pairs)
+            for module, pairs in about.get("sources", {}).items()
+        },
+        checks=tuple(decode(Check, row) for row in _rows(plain["checks.json"], "check")),
+        timings=tuple(decode(Sampled, row) for row in _rows(plain["timings.json"], "sampled")),
+    )
+
+
+def _declare(writer: Writer, lanes: Sequence[Any]) -> None:
+    if lanes:
+        writer.append_many(list(lanes))
+
+
+def _plain(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"{path}: expected a result file of scripts/device_check.py, got {error}; name the "
+            "folder of its --out"
+        ) from None
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        got = content.get("format") if isinstance(content, dict) else type(content).__name__
+        raise UsageError(f"{path}: expected format {FORMAT}, got {got!r}")
+    return content
+
+
+def _bytes(content: dict[str, Any], key: str, folder: Path) -> bytes:
+    if key not in content:
+        raise UsageError(f"{folder / 'device.json'}: expected the field {key!r}, got none")
+    return json.dumps(content[key]).encode()
+
+
+def _rows(content: dict[str, Any], kind: str) -> Iterable[bytes]:
+    for place, row in enumerate(content.get("rows", [])):
+        if not isinstance(row, dict) or row.get("kind") != kind:
+            raise UsageError(f"row {place}: expected kind {kind!r}, got {row!r:.80}")
+        yield json.dumps({name: value for name, value in row.items() if name != "kind"}).encode()
+
+
+def _subjects(found: Found) -> list[tuple[Side, Workload]]:
+    """Every implementation with every workload that a row gives it, in the order of the rows."""
+    pairs = [(row.side, row.workload) for row in found.checks if row.workload is not None]
+    pairs += [(row.candidate, row.workload) for row in found.timings]
+    return list(dict.fromkeys(pairs))
+
+
+def _record(found: Found, side: Side, point: Workload, ledger: Ledger, now: str) -> Record:
+    timed = next(
+        (row for row in found.timings if row.candidate == side and row.workload == point), None
+    )
+    verdict = _verdict(found, side, point, timed, ledger)
+    candidate = _candidate(found, side)
+    measurement = _measurement(timed) if timed is not None and verdict.passed else None
+    outcome: Outcome = "reported" if verdict.passed else "rejected"
+    reason = verdict.results[0].reason
+    failure = verdict.first_failure
+    if failure is not None:
+        reason = f"{failure.gate}: {failure.reason}"
+        outcome = "rejected" if failure.outcome == "fail" else "inconclusive"
+    report = None if measurement is None else effect(measurement)
+    if report is not None:
+        reason = f"device check: {report.summary}"
+    return Record(
+        created_at=now,
+        lane=lane_id(found.environment.device, point),
+        candidate=candidate,
+        baseline=_candidate(found, timed.baseline) if timed and measurement else None,
+        workload=point,
+        bundle_sha256=None,
+        environment=found.environment,
+        harness=found.harness,
+        verdict=verdict,
+        outcome=outcome,
+        reason=reason,
+        measurement=measurement,
+        effect=None if report is None else report.effect,
+        notes=() if timed is None else tuple(sorted(timed.published)),
+    )
+
+
+def _candidate(found: Found, side: Side) -> Candidate:
+    module = side.target.partition(":")[0]
+    if not found.sources.get(module):
+        raise UsageError(
+            f"device.json: expected the sources of {module}, which {side.name} needs to be "
+            "identified, got none"
+        )
+    draft = Candidate(
+        name=side.name,
+        op=side.op,
+        contract=side.contract,
+        tier=cast("Tier", side.tier),
+        device=found.environment.device,
+        implementation=side.target,
+        sources=found.sources[module],
+        config=side.config,
+        switches=found.environment.switches,
+        digest=_UNSET,
+    )
+    return replace(draft, digest=candidate_digest(draft))
+
+
+def _verdict(
+    found: Found, side: Side, point: Workload, timed: Sampled | None, ledger: Ledger
+) -> Verdict:
+    """One gate for each section that spoke of the implementation on this workload, or on all."""
+    sections: dict[str, list[Check | Sampled]] = {}
+    for row in found.checks:
+        # A configuration belongs to a timing; fixtures have no workload and speak for all of them.
+        if row.side.name == side.name and row.workload in (None, point):
+            sections.setdefault(row.section, []).append(row)
+    if timed is not None:
+        sections.setdefault(timed.section, []).append(timed)
+    results = tuple(_gate(name, rows, ledger) for name, rows in sections.items())
+    passed = all(result.outcome == "pass" for result in results)
+    failed = any(result.outcome == "fail" for result in results)
+    trials = sum(result.compared for result in results)
+    return Verdict(
+        kind="exact" if passed else "deterministic-mismatch" if failed else "inconclusive",
+        required=tuple(result.gate for result in results),
+        results=results,
+        bound=bound(0, trials, "comparison of a device check") if passed else None,
+        coverage=(
+            f"device check on {found.environment.device_name}: {', '.join(sorted(sections))}; "
+            "synthetic inputs, no captured tensors, one process"
+        ),
+    )
+
+
+def _gate(section: str, rows: Sequence[Check | Sampled], ledger: Ledger) -> GateResult:
+    passed = [row for row in rows if row.outcome == "pass"]
+    wrong = next((row for row in rows if row.outcome == "fail"), None)
+    absent = next((row for row in rows if row.outcome == "not-run"), None)
+    first = wrong or absent
+    reason = f"{len(passed)} of {len(rows)} comparisons passed"
+    if first is not None:
+        place = f" ({first.first})" if isinstance(first, Check) and first.first else ""
+        reason = f"{first.reason}{place}"
+    return GateResult(
+        gate=f"device:{section}",
+        version=VERSION,
+        outcome="fail" if wrong else "not-run" if absent else "pass",
+        reason=reason,
+        compared=len(passed),
+        expected=len(rows),
+        finding=None if first is None else "deterministic-mismatch" if wrong else "not-run",
+        evidence=_evidence(rows, ledger),
+    )
+
+
+def _evidence(rows: Sequence[Check | Sampled], ledger: Ledger) -> Evidence:
+    lines = b"\n".join(canonical(row) for row in rows)
+    return ledger.put(b"[" + lines.replace(b"\n", b",\n") + b"]\n", _MEDIA)
+
+
+def _measurement(row: Sampled) -> Measurement:
+    return Measurement(
+        plan=Plan(
+            regime=row.regime,
+            rounds=len(row.order),
+            processes=1,
+            calls_per_sample=1,
+            margin=_MARGIN,
+            alpha=_ALPHA,
+            order_seed=row.order_seed,
+        ),
+        timer=row.timer,
+        resolution_ns=row.resolution_ns,
+        baseline_ns=row.baseline_ns,
+        candidate_ns=row.candidate_ns,
+        order=row.order,
+        process=(0,) * len(row.order),
+        verified_outputs=row.verified_outputs,
+        null_baseline_ns=row.null_baseline_ns,
+        null_candidate_ns=row.null_candidate_ns,
+        null_order=row.null_order,
+    )
