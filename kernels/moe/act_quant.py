@@ -17,6 +17,7 @@ from bitgate.kernels.moe import act_quant_data
 from bitgate.kernels.moe.act import ALPHA
 from bitgate.kernels.moe.contract import MOE_FP8_1
 from bitgate.kernels.moe.quant import scales_shape
+from bitgate.kernels.moe.quant_data import GROUP
 from bitgate.kernels.moe.quant_rules import check_names
 from bitgate.kernels.spec import Implementation, Kernel, TensorSpec
 from bitgate.records.errors import UsageError
@@ -32,7 +33,7 @@ MOE_ACT_QUANT = Kernel(
     ),
     constants=(
         ("alpha", ALPHA),
-        ("group", act_quant_data.GROUP),
+        ("group", GROUP),
         ("kind", "silu"),
         ("round_between", 1),
         ("round_product", 1),
@@ -86,8 +87,7 @@ def check(
             name is unknown, or the scheme spans the rows of a call.
     """
     op = "moe_act_quant"
-    names = {"scheme": scheme, "group": group, "scale_rule": scale_rule, "rounding": rounding}
-    check_names(op, **names)
+    check_names(op, scheme=scheme, group=group, scale_rule=scale_rule, rounding=rounding)
     if scheme not in ("token", "group"):
         raise UsageError(
             f"{op}: expected scheme of token, group, got {scheme!r}; a scale of the whole tensor "

@@ -92,8 +92,7 @@ def check(
         UsageError: a tensor is not as MOE_QUANT says for this scheme, k is 0, a name is unknown,
             or the scale is not positive, finite and exact in float32.
     """
-    names = {"scheme": scheme, "group": group, "scale_rule": scale_rule, "rounding": rounding}
-    check_names("moe_quant", **names)
+    check_names("moe_quant", scheme=scheme, group=group, scale_rule=scale_rule, rounding=rounding)
     if type(scale) not in (int, float) or not 0 < scale < math.inf or _float32(scale) != scale:
         raise UsageError(
             f"moe_quant: expected scale to be positive, finite and exact in float32, got {scale!r}"

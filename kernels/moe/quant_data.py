@@ -8,7 +8,7 @@ import torch
 
 from bitgate.kernels import arithmetic
 from bitgate.kernels.data import IntegerStream, integer_tensor
-from bitgate.kernels.spec import Constant, IntegerCase, Tensors
+from bitgate.kernels.spec import IntegerCase, Tensors
 from bitgate.records.errors import UsageError
 from bitgate.records.types import Workload
 
@@ -24,7 +24,8 @@ def magnitudes() -> Floats:
     code = np.arange(arithmetic.E4M3_MAX_CODE + 1)
     exponent, fraction = code >> 3, code & 7
     significand = np.where(exponent == 0, fraction, fraction + 8)
-    return np.ldexp(significand.astype(np.float64), np.maximum(exponent, 1) - 10)
+    numbers: Floats = np.ldexp(significand.astype(np.float64), np.maximum(exponent, 1) - 10)
+    return numbers
 
 
 def midpoints() -> Floats:
@@ -141,19 +142,16 @@ def integer_cases() -> tuple[IntegerCase, ...]:
     tile, a tile that is cut elsewhere, a sign, an unwritten element, a maximum without magnitude.
     """
     tiles = (("group", 128), ("group", 64), ("token", 128), ("tensor", 128), ("static", 128))
+    points = ((1, 1, "amax", "divide"), (3, 200, "amax", "reciprocal"), (5, 448, "ue8m0", "divide"))
     return tuple(
-        _case({"scheme": scheme, "group": group} | rules, rows, k)
+        _case((scheme, rule, rounding), group, rows, k)
         for scheme, group in tiles
-        for rows, k, rules in (
-            (1, 1, {"scale_rule": "amax", "rounding": "divide"}),
-            (3, 200, {"scale_rule": "amax", "rounding": "reciprocal"}),
-            (5, 448, {"scale_rule": "ue8m0", "rounding": "divide"}),
-        )
+        for rows, k, rule, rounding in points
     )
 
 
-def _case(constants: dict[str, Constant], rows: int, k: int) -> IntegerCase:
-    scheme, group = constants["scheme"], int(constants["group"])
+def _case(names: tuple[str, str, str], group: int, rows: int, k: int) -> IntegerCase:
+    scheme, rule, rounding = names
     stream = IntegerStream(1000 * rows + k)
     width = group if scheme == "group" else k
     whole = scheme in ("tensor", "static")
@@ -165,9 +163,9 @@ def _case(constants: dict[str, Constant], rows: int, k: int) -> IntegerCase:
     numbers[:, last] = 448 * (1 - 2 * stream.integers((rows, len(last)), 0, 1))
     x = np.ldexp(numbers.astype(np.float64), np.repeat(exponents, width, axis=1)[:, :k])
     scales = np.ldexp(1.0, exponents).astype(np.float32)
-    names = (*constants.values(), f"{rows}x{k}")
+    constants = {"scheme": scheme, "group": group, "scale_rule": rule, "rounding": rounding}
     return IntegerCase(
-        name="-".join(str(name) for name in names),
+        name=f"{scheme}-{group}-{rule}-{rounding}-{rows}x{k}",
         inputs={"x": torch.from_numpy(x).to(torch.bfloat16)},
         constants=constants | ({"scale": float(scales[0, 0])} if scheme == "static" else {}),
         expected={
