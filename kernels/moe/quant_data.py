@@ -8,7 +8,7 @@ import torch
 
 from bitgate.kernels import arithmetic
 from bitgate.kernels.data import IntegerStream, integer_tensor
-from bitgate.kernels.spec import IntegerCase, Tensors
+from bitgate.kernels.spec import Constant, IntegerCase, Tensors
 from bitgate.records.errors import UsageError
 from bitgate.records.types import Workload
 
@@ -163,11 +163,18 @@ def _case(names: tuple[str, str, str], group: int, rows: int, k: int) -> Integer
     numbers[:, last] = 448 * (1 - 2 * stream.integers((rows, len(last)), 0, 1))
     x = np.ldexp(numbers.astype(np.float64), np.repeat(exponents, width, axis=1)[:, :k])
     scales = np.ldexp(1.0, exponents).astype(np.float32)
-    constants = {"scheme": scheme, "group": group, "scale_rule": rule, "rounding": rounding}
+    constants: dict[str, Constant] = {
+        "scheme": scheme,
+        "group": group,
+        "scale_rule": rule,
+        "rounding": rounding,
+    }
+    if scheme == "static":
+        constants["scale"] = float(scales[0, 0])
     return IntegerCase(
         name=f"{scheme}-{group}-{rule}-{rounding}-{rows}x{k}",
         inputs={"x": torch.from_numpy(x).to(torch.bfloat16)},
-        constants=constants | ({"scale": float(scales[0, 0])} if scheme == "static" else {}),
+        constants=constants,
         expected={
             "codes": torch.from_numpy(numbers.astype(np.float32)).to(torch.float8_e4m3fn),
             "scales": torch.from_numpy(scales),
