@@ -132,7 +132,7 @@ class _Experts:
     def __init__(self, inputs: Inputs, experts: Callable[..., Any]) -> None:
         loaded = (inputs.w_gate_up, inputs.w_down)
         self._experts = self._made(inputs, experts, loaded)
-        if self._experts.inter_size != inputs.w_down.shape[2]:
+        if torch.equal(self._experts.w13, loaded[0]):
             # Older ones want k before n, and do not turn the weights themselves.
             turned = (loaded[0].mT.contiguous(), loaded[1].mT.contiguous())
             self._experts = self._made(inputs, experts, turned)

@@ -307,6 +307,15 @@ def _nameless() -> str:
     raise NotImplementedError
 
 
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Nothing here is large enough for two."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture
 def installed(monkeypatch) -> Callable[[str], Stub]:
     """Makes a stub the vLLM of this process, for the test."""

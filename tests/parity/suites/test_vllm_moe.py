@@ -21,12 +21,15 @@ EP, UNEVEN, FP8 = CASES["ep-rank0-33-tokens"], CASES["uneven-top2"], CASES["fp8-
 OLD, NEW = "0.10.2", "0.33.0"
 
 
-@pytest.mark.parametrize("version", [OLD, NEW])
-def test_the_right_composition_is_equal_everywhere(installed, version):
+@pytest.mark.parametrize(
+    ("version", "names"), [(OLD, (EP.name, UNEVEN.name, FP8.name)), (NEW, tuple(CASES))]
+)
+def test_the_right_composition_is_equal_everywhere(installed, monkeypatch, version, names):
+    monkeypatch.setattr(vllm_moe, "cases", lambda **_: tuple(CASES[name] for name in names))
     stub = installed(version)
     result = vllm_moe.run("cpu")
     assert result.verdict == "passed"
-    assert [case.name for case in result.cases] == list(CASES)
+    assert [case.name for case in result.cases] == list(names)
     for case in result.cases:
         assert case.status == "equal", case.first
         assert len(case.tiles) == 2
@@ -126,8 +129,14 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("engine", [OLD, NEW], indirect=True)
-@pytest.mark.parametrize("fault", FAULTS)
+IN_OLD = ("activation dropped", "no block shape, second")
+
+
+@pytest.mark.parametrize(
+    ("engine", "fault"),
+    [*((NEW, fault) for fault in FAULTS), *((OLD, fault) for fault in IN_OLD)],
+    indirect=["engine"],
+)
 def test_a_fault_is_found_where_it_is(engine, fault):
     case, composition, boundary = FAULTS[fault]
     result = judge(engine, case, composition)
