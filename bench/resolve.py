@@ -7,6 +7,7 @@ from pathlib import Path
 from bitgate.bench.effect import NULL_ALPHA
 from bitgate.kernels.devices import device
 from bitgate.kernels.moe import tiles
+from bitgate.kernels.moe.roundings import across
 from bitgate.parity.bundle import Bundle
 from bitgate.parity.gates import Budget, Subject
 from bitgate.parity.gates import resolve as gates
@@ -137,9 +138,14 @@ def _again(recorded: Candidate, root: Path, lane: str) -> Identified:
 
 
 def _require_same_conditions(mine: Candidate, rival: Candidate) -> None:
-    """Both sides of a pair run in one process, with one set of constants."""
+    """Both sides of a pair run in one process, with one set of constants, and give one's bits."""
+    if mine.contract != rival.contract:
+        told = across(mine.contract, rival.contract)
+        raise UsageError(
+            f"the baseline {rival.name} has another contract: {rival.contract}, the candidate: "
+            f"{mine.contract}. Give both the same{f'; {told}' if told else ''}"
+        )
     for what, here, there in (
-        ("contract", mine.contract, rival.contract),
         ("config", tiles.without(mine.config), tiles.without(rival.config)),
         ("environment switches", mine.switches, rival.switches),
     ):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.markup import escape
 
+from bitgate.kernels.roundings_cli import roundings_command
 from bitgate.kernels.shapes_cli import config_command, shapes_command
 from bitgate.records.console import console, print_json, table
 from bitgate.records.errors import Inconclusive, UsageError
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True, help="Operators, implementations, probes, compile checks.")
 app.command("config")(config_command)
+app.command("roundings")(roundings_command)
 app.command("shapes")(shapes_command)
 
 _Json = Annotated[bool, typer.Option("--json", help="Print JSON only.")]

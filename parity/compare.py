@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 
 import torch
 
+from bitgate.kernels.moe.roundings import across
 from bitgate.parity.bits import compare_tensor
 from bitgate.parity.bundle import Bundle, Frame
 from bitgate.parity.bundle_format import TokensLine
@@ -152,6 +153,8 @@ def _row(expected: Frame, actual: Frame, origins: Origins) -> Row:
         wanted, found = getattr(expected, name), getattr(actual, name)
         if wanted != found:
             note = f"{name}: expected {wanted}, got {found}"
+            if name == "contract":
+                note += f"; {across(str(wanted), str(found))}"
             return _without_values(expected, "incomparable", note)
     return _compare_frames(expected, actual, origins)
 

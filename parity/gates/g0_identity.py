@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from bitgate.kernels.moe.roundings import across
 from bitgate.parity.gates.base import Gate, Subject
 from bitgate.parity.gates.evidence import EQUAL, MEDIA, Case, Pair
 from bitgate.parity.gates.result import clean, document
@@ -79,7 +80,9 @@ def _declared(subject: Subject) -> Iterator[Case]:
     )
     yield _fact("contract claims", candidate.contract, subject.claims.name, "give its own contract")
     offer = kernel.references.get(candidate.contract)
+    told = across(candidate.contract, reference.contract)
     advice = f"a claim never spans two contracts: compare with {offer or 'a baseline of its own'}"
+    advice = f"{advice}; {told}" if told else advice
     yield _fact("contract of the reference", candidate.contract, reference.contract, advice)
     yield from _sources(subject)
     yield _fact(
