@@ -74,6 +74,22 @@ def sqrt(x: Tensor) -> Tensor:
     return x.double().sqrt().float()
 
 
+def fma(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
+    """Float32 x * y + z, rounded once.
+
+    The product is exact in float64. The sum there is rounded to odd, which a second rounding to 24
+    bits cannot tell from the exact one: the error of an addition is exact, and says to which side.
+    """
+    product, addend = x.double() * y.double(), z.double()
+    total = product + addend
+    other = total - product
+    error = (product - (total - other)) + (addend - other)
+    bits = total.view(torch.int64)
+    inexact_even = (error != 0) & (error == error) & (bits & 1 == 0)
+    away = torch.where((error > 0) == (total > 0), 1, -1)
+    return torch.where(inexact_even, bits + away, bits).view(torch.float64).float()
+
+
 def canonical(x: Tensor) -> Tensor:
     """Float32 x with every NaN replaced by the canonical one."""
     nan = torch.full_like(x, NAN_BITS, dtype=torch.int32).view(torch.float32)

@@ -17,6 +17,7 @@ from bitgate.kernels.moe.align import MOE_ALIGN
 from bitgate.kernels.moe.combine import MOE_COMBINE
 from bitgate.kernels.moe.combine_weighted import MOE_COMBINE_WEIGHTED, MOE_GATHER_1
 from bitgate.kernels.moe.gemm import MOE_GEMM
+from bitgate.kernels.moe.gemm_fp8 import MOE_GEMM_FP8
 from bitgate.kernels.moe.mxfp4 import MOE_DEQUANT_MXFP4, MXFP4_1
 from bitgate.kernels.moe.quant import MOE_QUANT
 from bitgate.kernels.moe.quant_weight import MOE_QUANT_WEIGHT
@@ -35,6 +36,7 @@ KERNELS: tuple[Kernel, ...] = (
     MOE_ROUTE_HASH,
     MOE_ALIGN,
     MOE_GEMM,
+    MOE_GEMM_FP8,
     MOE_ACT,
     MOE_COMBINE,
     MOE_COMBINE_WEIGHTED,

@@ -191,13 +191,16 @@ SPECS: tuple[CompileSpec, ...] = (
             arguments=(
                 *_pointers("a w", "bf16"),
                 *_pointers("sorted_pairs expert_ids padded", "i32"),
-                *_pointers("weights", "fp32"),
+                *_pointers("weights bias", "fp32"),
                 *_pointers("out", "i16"),
                 *_pointers("acc_out", "fp32"),
                 ("pairs", "i32:16"),
                 ("experts", "i32:16"),
                 ("k", "i32:16"),
                 ("n", "i32:16"),
+                ("a_row", "i32:16"),
+                ("w_expert", "i32:16"),
+                ("w_row", "i32:16"),
                 ("top_k", "i32"),
                 ("blocks", "i32"),
             ),
@@ -207,13 +210,64 @@ SPECS: tuple[CompileSpec, ...] = (
                 ("BLOCK_K", 64),
                 ("GROUP_M", 8),
                 ("APPLY_WEIGHTS", 1),
+                ("BIAS", bias),
                 ("STORE_ACC", stored),
             ),
             num_stages=3,
             canonical=False,
         )
         # 16 rows take another matrix instruction than 64; the store of the accumulator, none.
-        for block_m, stored in ((16, 0), (64, 0), (64, 1))
+        for block_m, stored, bias in ((16, 0, 0), (64, 0, 0), (64, 1, 1))
+    ),
+    *(
+        CompileSpec(
+            name=f"moe_gemm_fp8_{name}",
+            target=f"{_MOE}.gemm_fp8_triton:gemm_fp8_kernel",
+            arguments=(
+                *_pointers("a", "fp8e4nv"),
+                *_pointers("a_scales", "fp32"),
+                *_pointers("w", "fp8e4nv"),
+                *_pointers("w_scales", "fp32"),
+                *_pointers("sorted_pairs expert_ids padded", "i32"),
+                *_pointers("weights bias", "fp32"),
+                *_pointers("out", "i16"),
+                *_pointers("acc_out", "fp32"),
+                ("pairs", "i32:16"),
+                ("experts", "i32:16"),
+                ("k", "i32:16"),
+                ("n", "i32:16"),
+                ("a_row", "i32:16"),
+                ("w_expert", "i32:16"),
+                ("w_row", "i32:16"),
+                ("scale_row", "i32:16"),
+                ("scale_expert", "i32:16"),
+                ("scale_column", "i32:16"),
+                ("group_n", "i32:16"),
+                ("group_k", "i32:16"),
+                ("top_k", "i32"),
+                ("blocks", "i32"),
+            ),
+            constants=(
+                ("BLOCK_M", block_m),
+                ("BLOCK_N", 128),
+                ("BLOCK_K", 128),
+                ("GROUP_M", 8),
+                ("PROMOTE", promote),
+                ("ACCUMULATE", accumulate),
+                ("APPLY_WEIGHTS", 1),
+                ("BIAS", 0),
+                ("STORE_ACC", 0),
+            ),
+            num_stages=3,
+            canonical=False,
+        )
+        # 16 rows multiply as fp16, 64 as float8; unpromoted sums stay in the instruction.
+        for name, block_m, promote, accumulate in (
+            ("16", 16, 1, 0),
+            ("64", 64, 1, 0),
+            ("64_fma", 64, 1, 1),
+            ("64_whole", 64, 0, 0),
+        )
     ),
     *(
         CompileSpec(

@@ -1,10 +1,11 @@
-"""Triton, as the kernels import it, with bfloat16 made right in its interpreter.
+"""Triton, as the kernels import it, with its interpreter's arithmetic made right.
 
-Triton's interpreter multiplies the bit patterns of bfloat16 as integers in `tl.dot`, and truncates
-where float32 becomes bfloat16. `repair()` replaces those two functions, so that a kernel's bits are
-those of a device: products of the numbers, and rounding to nearest even with the payload of a NaN
-kept and quieted. It does nothing unless TRITON_INTERPRET is set. Still wrong, and better avoided:
-bfloat16 arithmetic without a cast to float32 first, and bfloat16 atomics.
+Triton's interpreter multiplies the bit patterns of bfloat16 as integers in `tl.dot`, takes a NaN of
+float8_e4m3fn for 480 there, truncates where float32 becomes bfloat16, and until 3.9 rounds twice in
+`tl.fma`. `repair()` replaces those functions, so that a kernel's bits are those of a device:
+products of the numbers, one rounding of a fused multiply-add, and rounding to nearest even with the
+payload of a NaN kept and quieted. It does nothing unless TRITON_INTERPRET is set. Still wrong, and
+better avoided: bfloat16 arithmetic without a cast to float32 first, and bfloat16 atomics.
 
 Import `triton` and `tl` from here: where Triton is not installed, the error says so.
 """
@@ -15,7 +16,9 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
+from bitgate.kernels import arithmetic
 from bitgate.records.errors import EnvironmentUnfit
 
 try:
@@ -85,6 +88,7 @@ def repair() -> bool:
     interpreter._convert_float = _repaired_convert(original, towards_zero)  # noqa: SLF001
     builder = interpreter.InterpreterBuilder
     builder.create_dot = _repaired_dot(builder.create_dot, interpreter.TensorHandle)
+    builder.create_fma = _repaired_fma(builder.create_fma, interpreter.TensorHandle)
     return True
 
 
@@ -104,9 +108,22 @@ def _repaired_dot(original: Callable[..., Any], handle: Callable[..., Any]) -> C
     def upcast(operand: Any) -> Any:
         if operand.dtype.scalar == tl.bfloat16:
             return handle(to_float32(operand.data), tl.float32)
+        if operand.dtype.scalar == tl.float8e4nv:
+            codes = torch.from_numpy(np.ascontiguousarray(operand.data).view(np.uint8))
+            return handle(codes.view(torch.float8_e4m3fn).float().numpy(), tl.float32)
         return operand
 
     def dot(self: Any, a: Any, b: Any, *rest: Any) -> Any:
         return original(self, upcast(a), upcast(b), *rest)
 
     return dot
+
+
+def _repaired_fma(original: Callable[..., Any], handle: Callable[..., Any]) -> Callable[..., Any]:
+    def fma(self: Any, x: Any, y: Any, z: Any) -> Any:
+        if z.dtype.scalar != tl.float32:
+            return original(self, x, y, z)
+        values = (torch.from_numpy(np.ascontiguousarray(one.data)) for one in (x, y, z))
+        return handle(arithmetic.fma(*values).numpy(), tl.float32)
+
+    return fma

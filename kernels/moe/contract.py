@@ -1,4 +1,4 @@
-"""The arithmetic orders of the experts: `moe-bf16/1`, and `moe-torch/1` of the model's own loop.
+"""The arithmetic orders of the experts: `moe-bf16/1`, `moe-fp8/1` and the model's own loop.
 
 `moe-bf16/1`, from the router's logits to the reduced rows:
 
@@ -14,9 +14,10 @@
    What a step is has a name, and a claim never spans two of them. On the CPU it is `ieee-tile`:
    the product is the host BLAS's float32 product of C-ordered tiles, and the addition is IEEE's.
    On a GPU it is a chain of the device's own matrix instructions, ascending in K as well.
-4. The routing weight, in float32, multiplies the accumulator of the second matmul; no multiply is
-   contracted with an add. Then follows the one rounding to bfloat16, to nearest even; a NaN becomes
-   the one canonical NaN. Rows of dropped pairs are +0.
+4. The bias of an expert, where it has one, is added to the accumulator in float32. Then the routing
+   weight, in float32, multiplies the sum of the second matmul (of the first, where a model weights
+   the input); no multiply is contracted with an add. Then follows the one rounding to bfloat16, to
+   nearest even; a NaN becomes the one canonical NaN. Rows of dropped pairs are +0.
 5. The gate half is clamped above and the up half on both sides. silu is gate / (1 + exp(-gate)) in
    float32 with the exp of `kernels.arithmetic`, rounded to bfloat16, then multiplied by up and
    rounded again.
@@ -28,11 +29,26 @@ batch invariant: OpenBLAS sums a row of a tile in another way at another place o
 processors (its Haswell and Zen kernels; its Nehalem, Sandy Bridge and Skylake-X kernels do not),
 and a row's place depends on the rows before it. The bits of `ieee-tile` depend on block_k, too, so
 implementations agree only at one block_k; the catalogue's use DEFAULT_CONFIG.
+
+`moe-fp8/1` is the same with both matmuls over codes of float8_e4m3fn and their float32 scales:
+
+1. What a matmul is given is quantised by `moe_quant`: x before the first, the activation, which
+   was rounded to bfloat16, before the second. The scales of a row come before those of a weight
+   wherever both multiply. A scale of the whole tensor (its scheme tensor) makes each token's bits
+   depend on all tokens of the call: a contract with it is not batch invariant. Scales of tokens and
+   of groups do not.
+2. Scales by groups (scheme block of `moe_gemm_fp8`): a step is `promotion_interval` long, its
+   product starts at +0, is multiplied by the scale of the row, then by that of the weight, and
+   added to the accumulator: mul-mul-add, each of the three rounded in float32. On a device whose
+   float8 instructions keep fewer bits (Hopper: 13), the interval is what bounds their error.
+3. Scales of whole rows or tensors (scheme whole): the accumulator is that of rule 3 above, and the
+   two scales multiply it before the bias.
 """
 
 from dataclasses import dataclass
 from typing import Final
 
+from bitgate.kernels.arguments import shown
 from bitgate.kernels.spec import Contract
 from bitgate.records.errors import UsageError
 
@@ -85,8 +101,8 @@ class TileConfig:
     def __post_init__(self) -> None:
         for name in ("block_m", "block_n", "block_k"):
             # Matrix instructions take 16 rows, columns and elements at least.
-            _require_power_of_two(name, getattr(self, name), 16, 1024)
-        _require_power_of_two("num_warps", self.num_warps, 1, 16)
+            require_power_of_two("TileConfig", name, getattr(self, name), 16, 1024)
+        require_power_of_two("TileConfig", "num_warps", self.num_warps, 1, 16)
         for name in ("group_m", "num_stages"):
             if getattr(self, name) < 1:
                 raise UsageError(
@@ -94,11 +110,21 @@ class TileConfig:
                 )
 
 
-def _require_power_of_two(name: str, value: int, low: int, high: int) -> None:
-    if not low <= value <= high or value & (value - 1):
+def require_power_of_two(where: str, name: str, value: int, low: int, high: int) -> None:
+    """Raise UsageError unless an integer is a power of two from `low` to `high`."""
+    if type(value) is not int or not low <= value <= high or value & (value - 1):
         raise UsageError(
-            f"TileConfig: expected {name} to be a power of two from {low} to {high}, got {value}"
+            f"{where}: expected {name} to be a power of two from {low} to {high}, got "
+            f"{shown(value)}"
         )
+
+
+def promotion_interval(block_k: int, group_n: int, group_k: int) -> int:
+    """Elements of K that are summed before scales and float32 come in, as vLLM clamps its tile.
+
+    All three are powers of two, so that no interval spans two groups.
+    """
+    return min(block_k, group_n, group_k)
 
 
 DEFAULT_CONFIG: Final = TileConfig()

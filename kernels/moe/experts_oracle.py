@@ -14,14 +14,14 @@ from bitgate.kernels.moe.contract import MOE_BF16_1, MOE_TORCH_1
 from bitgate.kernels.spec import Contract
 from bitgate.records.errors import UsageError
 
-_FP32 = 2.0**-24
+FP32 = 2.0**-24
 # A float32 result on the way is rounded, too.
 _BF16 = 2.0**-8 + 2.0**-23
 # silu's steepest slope is 1.0998; it is evaluated in float32 to a few units in the last place.
 _SILU_SLOPE = 1.1
-_SILU_EVALUATION = 8 * _FP32
+_SILU_EVALUATION = 8 * FP32
 # What is flushed or lost below the smallest normal float32, generously.
-_TINY = 1e-30
+TINY = 1e-30
 
 
 def experts_float64(
@@ -80,8 +80,8 @@ def experts_float64(
             if often:
                 bound[tokens] = rounded(value[tokens], bound[tokens])
     if not often:
-        bound = rounded(value, bound + _summation(top_k) * magnitude)
-    return value, bound + _TINY
+        bound = rounded(value, bound + summation(top_k) * magnitude)
+    return value, bound + TINY
 
 
 def _expert(rows: Tensor, w_gate_up: Tensor, w_down: Tensor, limit: float) -> tuple[Tensor, Tensor]:
@@ -111,7 +111,7 @@ def matmul(rows: Tensor, rows_error: Tensor, weight: Tensor) -> tuple[Tensor, Te
     value = rows @ weight.T
     carried = rows_error @ weight.abs().T
     magnitude = rows.abs() @ weight.abs().T + carried
-    return value, carried + _summation(-(-rows.shape[1] // 16) * 16) * magnitude
+    return value, carried + summation(-(-rows.shape[1] // 16) * 16) * magnitude
 
 
 def rounded(value: Tensor, error: Tensor) -> Tensor:
@@ -119,6 +119,6 @@ def rounded(value: Tensor, error: Tensor) -> Tensor:
     return error + _BF16 * (value.abs() + error)
 
 
-def _summation(terms: int) -> float:
-    """How much of their magnitudes a float32 sum of so many terms can lose."""
-    return terms * _FP32 / (1 - terms * _FP32)
+def summation(terms: int, unit: float = FP32) -> float:
+    """How much of their magnitudes a sum of so many terms can lose, `unit` with each of them."""
+    return terms * unit / (1 - terms * unit)

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from bitgate.kernels.data import IntegerStream
+from bitgate.kernels.data import IntegerStream, integer_tensor
 from bitgate.kernels.moe.align_data import aligned
 from bitgate.kernels.moe.contract import DEFAULT_CONFIG
 from bitgate.kernels.moe.experts_data import CASES, pad, route, routing_weights, spread
@@ -45,6 +45,9 @@ def make_inputs(workload: Workload, index: int) -> Tensors:
         "w": spread(stream, (experts, n, k), scale_log2=4 + k.bit_length() // 2),
         **aligned(ids.reshape(-1).tolist(), range(experts), DEFAULT_CONFIG.block_m),
         "weights": routing_weights(stream, (tokens * top_k,)),
+        "bias": integer_tensor(
+            stream, (experts, n), high=(1 << 24) - 1, scale_log2=24, dtype=torch.float32
+        ),
     }
 
 
@@ -74,6 +77,7 @@ class _Shape:
     apply_weights: int
     block_m: int = 16
     dropped: bool = False
+    bias: int = 0
 
 
 _SHAPES = (
@@ -86,6 +90,7 @@ _SHAPES = (
     _Shape(
         name="dropped", tokens=11, k=24, n=24, experts=4, top_k=2, apply_weights=1, dropped=True
     ),
+    _Shape(name="biased", tokens=6, k=40, n=21, experts=3, top_k=2, apply_weights=1, bias=9),
 )
 
 
@@ -106,6 +111,7 @@ def _case(shape: _Shape) -> IntegerCase:
     if shape.dropped:
         ids[::3], ids[1::5] = -1, shape.experts
     factors = stream.integers((pairs,), 2, 3)
+    bias = stream.integers((shape.experts, shape.n), -shape.bias, shape.bias)
     return IntegerCase(
         name=shape.name,
         inputs={
@@ -113,6 +119,7 @@ def _case(shape: _Shape) -> IntegerCase:
             "w": torch.from_numpy(w).to(torch.bfloat16),
             **aligned(ids.tolist(), range(shape.experts), shape.block_m),
             "weights": torch.from_numpy(factors).to(torch.float32),
+            "bias": torch.from_numpy(bias).to(torch.float32),
         },
         constants={
             "top_k": shape.top_k,
@@ -121,25 +128,29 @@ def _case(shape: _Shape) -> IntegerCase:
             "block_n": 64,
             "block_k": 32,
         },
-        expected=_expected(shape, (a, w), ids, factors),
+        expected=_expected(shape, (a, w, bias), ids, factors),
     )
 
 
-def _expected(shape: _Shape, matrices: tuple[Ints, Ints], ids: Ints, factors: Ints) -> Tensors:
-    a, w = matrices
+def _expected(
+    shape: _Shape, matrices: tuple[Ints, Ints, Ints], ids: Ints, factors: Ints
+) -> Tensors:
+    a, w, bias = matrices
     acc = np.zeros((len(ids), shape.n), dtype=np.int64)
+    out = np.zeros_like(acc)
     largest = 0
     for pair, expert in enumerate(ids.tolist()):
         if 0 <= expert < shape.experts:
             row = a[pair // shape.top_k]
             acc[pair] = w[expert] @ row
-            largest = max(largest, int((np.abs(w[expert]) @ np.abs(row)).max()))
+            out[pair] = (acc[pair] + bias[expert]) * (factors[pair] if shape.apply_weights else 1)
+            terms = np.abs(w[expert]) @ np.abs(row) + np.abs(bias[expert])
+            largest = max(largest, int(terms.max()))
     if largest * int(factors.max()) > _EXACT:
         raise ValueError(
             f"fixture {shape.name}: terms add up to {largest * int(factors.max())}, more than the "
             f"{_EXACT} within which every order is exact; make it smaller"
         )
-    out = acc * factors[:, None] if shape.apply_weights else acc
     return {
         "out": torch.from_numpy(out).to(torch.bfloat16),
         "acc": torch.from_numpy(acc).to(torch.float32),
@@ -161,6 +172,7 @@ def _skipped_blocks() -> IntegerCase:
             "expert_ids": torch.tensor([0, -1, 2, 1, 1], dtype=torch.int32),
             "padded": torch.tensor([64], dtype=torch.int32),
             "weights": torch.full((9,), 2.0),
+            "bias": torch.zeros(2, 16),
         },
         constants={"top_k": 1, "apply_weights": 0, "block_m": 16, "block_n": 16, "block_k": 16},
         expected={"out": acc.to(torch.bfloat16), "acc": acc},

@@ -17,6 +17,42 @@ from bitgate.kernels.moe.gemm import MOE_GEMM, GroupedMatmul
 
 
 @triton.jit
+def tile_of(n, blocks, BLOCK_N: tl.constexpr, GROUP_M: tl.constexpr):
+    """The block of rows and the columns of this program.
+
+    GROUP_M row blocks take turns over the columns, so that weights are read from the cache.
+    """
+    program = tl.program_id(0)
+    per_group = GROUP_M * tl.cdiv(n, BLOCK_N)
+    first = program // per_group * GROUP_M
+    height = min(blocks - first, GROUP_M)
+    block = first + program % per_group % height
+    return block, program % per_group // height * BLOCK_N + tl.arange(0, BLOCK_N)
+
+
+@triton.jit
+def finished(
+    acc,
+    weights,
+    bias,
+    pair,
+    live,
+    column,
+    exists,
+    APPLY_WEIGHTS: tl.constexpr,
+    BIAS: tl.constexpr,
+):
+    """gemm_reference.finished, before the rounding; `bias` points at the expert's."""
+    # `total = total + bias`
+    if BIAS:
+        acc = acc + tl.load(bias + column, mask=exists, other=0.0).to(tl.float32)[None, :]
+    # `total * weights[:, None]`
+    if APPLY_WEIGHTS:
+        acc = acc * tl.load(weights + pair, mask=live, other=0.0)[:, None]
+    return acc
+
+
+@triton.jit
 def gemm_kernel(
     a,
     w,
@@ -24,12 +60,16 @@ def gemm_kernel(
     expert_ids,
     padded,
     weights,
+    bias,
     out,
     acc_out,
     pairs,
     experts,
     k,
     n,
+    a_row,
+    w_expert,
+    w_row,
     top_k,
     blocks,
     BLOCK_M: tl.constexpr,
@@ -37,16 +77,15 @@ def gemm_kernel(
     BLOCK_K: tl.constexpr,
     GROUP_M: tl.constexpr,
     APPLY_WEIGHTS: tl.constexpr,
+    BIAS: tl.constexpr,
     STORE_ACC: tl.constexpr,
 ):
-    """gemm_reference.grouped: one program per block of rows and block of columns."""
-    # GROUP_M row blocks take turns over the columns, so that weights are read from the cache.
-    program = tl.program_id(0)
-    per_group = GROUP_M * tl.cdiv(n, BLOCK_N)
-    first = program // per_group * GROUP_M
-    height = min(blocks - first, GROUP_M)
-    block = first + program % per_group % height
-    column = program % per_group // height * BLOCK_N + tl.arange(0, BLOCK_N)
+    """gemm_reference.grouped: one program per block of rows and block of columns.
+
+    a_row, w_expert and w_row are strides in elements.
+    """
+    block, column = tile_of(n, blocks, BLOCK_N, GROUP_M)
+    exists = column < n
 
     # `places = sorted_pairs[: padded // block_m]`; `if not 0 <= expert < experts: continue`
     if block * BLOCK_M >= tl.load(padded):
@@ -54,30 +93,32 @@ def gemm_kernel(
     expert = tl.load(expert_ids + block)
     if (expert < 0) | (expert >= experts):
         return
+    expert = expert.to(tl.int64)
     # `live`, `tile[live] = rows[named[live] // top_k]`
     pair = tl.load(sorted_pairs + block * BLOCK_M + tl.arange(0, BLOCK_M))
     live = (pair >= 0) & (pair < pairs)
     row = tl.where(live, pair // top_k, 0).to(tl.int64)
     in_step = tl.arange(0, BLOCK_K)
-    a_at = a + row[:, None] * k + in_step[None, :]
-    w_at = w + (expert.to(tl.int64) * n + column[None, :]) * k + in_step[:, None]
+    a_at = a + row[:, None] * a_row + in_step[None, :]
+    w_at = w + expert * w_expert + column.to(tl.int64)[None, :] * w_row + in_step[:, None]
 
     # `for start in range(0, k, block_k): acc = a_tile @ b_tile + acc`
     acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     for start in range(0, k, BLOCK_K):
         left = in_step < k - start
         a_tile = tl.load(a_at + start, mask=live[:, None] & left[None, :], other=0.0)
-        b_tile = tl.load(w_at + start, mask=left[:, None] & (column < n)[None, :], other=0.0)
+        b_tile = tl.load(w_at + start, mask=left[:, None] & exists[None, :], other=0.0)
         acc = tl.dot(a_tile, b_tile, acc, input_precision="ieee")
 
     at = pair.to(tl.int64)[:, None] * n + column[None, :]
-    here = live[:, None] & (column < n)[None, :]
+    here = live[:, None] & exists[None, :]
     if STORE_ACC:
         tl.store(acc_out + at, canonical(acc), mask=here)
-    # `weighted = total * weights[:, None]`, `round_bf16(weighted)`
-    if APPLY_WEIGHTS:
-        acc = acc * tl.load(weights + pair, mask=live, other=0.0)[:, None]
-    tl.store(out + at, round_bf16(acc), mask=here)
+    # `round_bf16(finished(total, call))`
+    total = finished(
+        acc, weights, bias + expert * n, pair, live, column, exists, APPLY_WEIGHTS, BIAS
+    )
+    tl.store(out + at, round_bf16(total), mask=here)
 
 
 def moe_gemm(
@@ -90,6 +131,7 @@ def moe_gemm(
     weights: Tensor,
     top_k: int,
     apply_weights: int,
+    bias: Tensor | None = None,
     block_m: int = DEFAULT_CONFIG.block_m,
     block_n: int = DEFAULT_CONFIG.block_n,
     block_k: int = DEFAULT_CONFIG.block_k,
@@ -99,7 +141,8 @@ def moe_gemm(
 ) -> tuple[Tensor, Tensor]:
     """`moe_gemm` as MOE_GEMM defines it, into the given outputs or new ones.
 
-    Inputs need not be contiguous (they are copied), outputs must be, and they may overlap nothing.
+    Rows of a and w may lie apart; what else is not contiguous is copied, but for w, which is
+    refused. Outputs must be contiguous, and they may overlap nothing.
     A config takes the place of block_n and block_k; block_m stays that of the alignment.
 
     Raises:
@@ -115,6 +158,7 @@ def moe_gemm(
         weights=weights,
         top_k=top_k,
         apply_weights=apply_weights,
+        bias=bias,
         config=TileConfig(block_m=block_m, block_n=block_n, block_k=block_k)
         if config is None
         else replace(config, block_m=block_m),
@@ -142,21 +186,26 @@ def grouped(call: GroupedMatmul, out: Tensor, acc: Tensor | None) -> None:
     pairs, columns = call.shape
     blocks = call.expert_ids.shape[0]
     experts, _, summed = call.w.shape
+    a = rows_adjacent(call.a)
     launch(
         gemm_kernel,
         (blocks * triton.cdiv(columns, config.block_n),),
-        call.a.contiguous(),
-        call.w.contiguous(),
+        a,
+        call.w,
         call.sorted_pairs.contiguous(),
         call.expert_ids.contiguous(),
         call.padded,
         call.weights.contiguous(),
+        call.weights if call.bias is None else call.bias.contiguous(),
         out.view(torch.int16),
         acc if acc is not None else call.weights,
         pairs,
         experts,
         summed,
         columns,
+        a.stride(0),
+        call.w.stride(0),
+        call.w.stride(1),
         call.top_k,
         blocks,
         BLOCK_M=config.block_m,
@@ -164,7 +213,13 @@ def grouped(call: GroupedMatmul, out: Tensor, acc: Tensor | None) -> None:
         BLOCK_K=config.block_k,
         GROUP_M=config.group_m,
         APPLY_WEIGHTS=call.apply_weights,
+        BIAS=call.bias is not None,
         STORE_ACC=acc is not None,
         num_warps=config.num_warps,
         num_stages=config.num_stages,
     )
+
+
+def rows_adjacent(a: Tensor) -> Tensor:
+    """The rows where they lie if the elements of each are adjacent, else a contiguous copy."""
+    return a if a.shape[-1] <= 1 or a.stride(-1) == 1 else a.contiguous()

@@ -12,6 +12,7 @@ from bitgate.records.ops.base import ELEMENT_BYTES, Axes, Operator
 from bitgate.records.ops.dense import DENSE_OPERATORS
 from bitgate.records.ops.mhc import MHC_OPERATORS
 from bitgate.records.ops.moe import MOE_OPERATORS
+from bitgate.records.ops.moe_fp8 import MOE_FP8_OPERATORS
 from bitgate.records.ops.moe_quant import MOE_QUANT_OPERATORS
 from bitgate.records.proof import Workload
 
@@ -21,6 +22,7 @@ OPERATORS: Final[tuple[Operator, ...]] = (
     *MHC_OPERATORS,
     *MOE_OPERATORS,
     *MOE_QUANT_OPERATORS,
+    *MOE_FP8_OPERATORS,
     *DENSE_OPERATORS,
 )
 

@@ -17,21 +17,22 @@ from bitgate.records.ops.base import (
     no_flops,
 )
 
-_EXPERTS = ("experts", "E, experts of the layer")
-_HIDDEN = ("hidden", "H, elements of a row")
-_TOKENS = ("tokens", "T, rows of the call")
-_TOP_K = ("top_k", "k, experts chosen for a row")
+EXPERTS = ("experts", "E, experts of the layer")
+HIDDEN = ("hidden", "H, elements of a row")
+TOKENS = ("tokens", "T, rows of the call")
+TOP_K = ("top_k", "k, experts chosen for a row")
 
 _LOGIT_FLOPS = 4
 _CHOICE_FLOPS = 3
 GATED_FLOPS = 5
 
 
-def _pairs(axes: Axes) -> int:
+def pairs_of(axes: Axes) -> int:
+    """Tokens times slots."""
     return axes["tokens"] * axes["top_k"]
 
 
-def _fewest_experts(axes: Axes) -> int:
+def fewest_experts(axes: Axes) -> int:
     """All tokens may choose the same ones."""
     return min(axes["top_k"], axes["experts"]) if axes["tokens"] else 0
 
@@ -39,47 +40,51 @@ def _fewest_experts(axes: Axes) -> int:
 def _route_bytes(axes: Axes, element: int) -> int:
     """Logits and correction bias in; of each choice its weight and its id out."""
     scores = element * axes["experts"] * (axes["tokens"] + 1)
-    return scores + _pairs(axes) * (FP32_BYTES + INT64_BYTES)
+    return scores + pairs_of(axes) * (FP32_BYTES + INT64_BYTES)
 
 
 def _route_flops(axes: Axes) -> int:
     """Of each logit its score and the bias added; of each choice its part of the sum."""
     logits = axes["tokens"] * axes["experts"]
-    return logits * (_LOGIT_FLOPS + 1) + _pairs(axes) * _CHOICE_FLOPS
+    return logits * (_LOGIT_FLOPS + 1) + pairs_of(axes) * _CHOICE_FLOPS
 
 
 def _hash_bytes(axes: Axes, element: int) -> int:
     """Of each choice its logit and its entry of the table in, its weight and its id out; ids in."""
     each = element + INT64_BYTES + FP32_BYTES + INT64_BYTES
-    return _pairs(axes) * each + INT64_BYTES * axes["tokens"]
+    return pairs_of(axes) * each + INT64_BYTES * axes["tokens"]
 
 
 def _hash_flops(axes: Axes) -> int:
     """Of each choice its score and its part of the sum."""
-    return _pairs(axes) * (_LOGIT_FLOPS + _CHOICE_FLOPS)
+    return pairs_of(axes) * (_LOGIT_FLOPS + _CHOICE_FLOPS)
 
 
 def _align_bytes(axes: Axes, element: int) -> int:  # noqa: ARG001 - integers only
     """Ids and map in; each pair in its place, at least one block's expert, and the length out."""
-    pairs = _pairs(axes)
+    pairs = pairs_of(axes)
     blocks = 1 if pairs else 0
     return INT64_BYTES * pairs + INT32_BYTES * (axes["experts"] + pairs + blocks + 1)
 
 
 def _gemm_bytes(axes: Axes, element: int) -> int:
-    """Rows and weights in, one row a pair out, in the dtype and as accumulator; index and weight.
+    """Rows and weights in, one row a pair out, in the dtype and as accumulator; bias and index."""
+    k, n = axes["k"], axes["n"]
+    rows = element * k * axes["tokens"] + pairs_of(axes) * n * (element + FP32_BYTES)
+    weights = fewest_experts(axes) * n * (k * element + FP32_BYTES)
+    return rows + weights + gemm_index_bytes(axes)
 
-    The index is each pair, at least one block's expert, and the length.
-    """
-    k, n, pairs = axes["k"], axes["n"], _pairs(axes)
+
+def gemm_index_bytes(axes: Axes) -> int:
+    """Each pair and its routing weight, at least one block's expert, and the length."""
+    pairs = pairs_of(axes)
     blocks = 1 if pairs else 0
-    rows = element * k * axes["tokens"] + pairs * n * (element + FP32_BYTES)
-    index = INT32_BYTES * (pairs + blocks + 1) + FP32_BYTES * pairs
-    return rows + index + _fewest_experts(axes) * n * k * element
+    return INT32_BYTES * (pairs + blocks + 1) + FP32_BYTES * pairs
 
 
-def _gemm_flops(axes: Axes) -> int:
-    return 2 * _pairs(axes) * axes["n"] * axes["k"]
+def gemm_flops(axes: Axes) -> int:
+    """A multiply-add, two operations, for each element of a pair's row and each column."""
+    return 2 * pairs_of(axes) * axes["n"] * axes["k"]
 
 
 def _act_bytes(axes: Axes, element: int) -> int:
@@ -93,17 +98,17 @@ def _act_flops(axes: Axes) -> int:
 
 def _combine_bytes(axes: Axes, element: int) -> int:
     """One row a pair and its id in, one row a token out."""
-    rows = element * axes["hidden"] * (_pairs(axes) + axes["tokens"])
-    return rows + INT64_BYTES * _pairs(axes)
+    rows = element * axes["hidden"] * (pairs_of(axes) + axes["tokens"])
+    return rows + INT64_BYTES * pairs_of(axes)
 
 
 def _combine_flops(axes: Axes) -> int:
-    return _pairs(axes) * axes["hidden"]
+    return pairs_of(axes) * axes["hidden"]
 
 
 def _combine_weighted_bytes(axes: Axes, element: int) -> int:
     """As the plain sum, and the weight of each pair."""
-    return _combine_bytes(axes, element) + FP32_BYTES * _pairs(axes)
+    return _combine_bytes(axes, element) + FP32_BYTES * pairs_of(axes)
 
 
 def _combine_weighted_flops(axes: Axes) -> int:
@@ -118,21 +123,21 @@ def _dequant_mxfp4_bytes(axes: Axes, element: int) -> int:
 def _experts_bytes(axes: Axes, element: int) -> int:
     """Rows in and out, their choices, and the weights of the fewest experts that can be chosen."""
     rows = 2 * element * axes["tokens"] * axes["hidden"]
-    choices = _pairs(axes) * (INT64_BYTES + FP32_BYTES)  # index int64 and weight fp32
-    weights = _fewest_experts(axes) * 3 * axes["intermediate"] * axes["hidden"] * element
+    choices = pairs_of(axes) * (INT64_BYTES + FP32_BYTES)  # index int64 and weight fp32
+    weights = fewest_experts(axes) * 3 * axes["intermediate"] * axes["hidden"] * element
     return rows + choices + weights
 
 
-def _experts_flops(axes: Axes) -> int:
+def experts_flops(axes: Axes) -> int:
     """Gate, up and down projections of each chosen expert: three products of H by I."""
-    return _pairs(axes) * 6 * axes["hidden"] * axes["intermediate"]
+    return pairs_of(axes) * 6 * axes["hidden"] * axes["intermediate"]
 
 
 MOE_OPERATORS: Final = (
     Operator(
         name="moe_route",
         summary="the experts of each token and their weights, from the router's logits",
-        axes=(_EXPERTS, _TOKENS, _TOP_K),
+        axes=(EXPERTS, TOKENS, TOP_K),
         envelope=ENVELOPE + " The router's matmul is outside: the logits are an input.",
         bytes_moved=_route_bytes,
         flops=_route_flops,
@@ -147,9 +152,9 @@ MOE_OPERATORS: Final = (
         name="moe_route_hash",
         summary="the experts that a table has for each token, and the weights of their scores",
         axes=(
-            _EXPERTS,
-            _TOKENS,
-            _TOP_K,
+            EXPERTS,
+            TOKENS,
+            TOP_K,
             ("vocab", "rows of the table, tokens of the vocabulary"),
         ),
         envelope=ENVELOPE + " The router's matmul is outside: the logits are an input.",
@@ -165,7 +170,7 @@ MOE_OPERATORS: Final = (
     Operator(
         name="moe_align",
         summary="the pairs sorted by expert, in blocks of one expert each",
-        axes=(_EXPERTS, _TOKENS, _TOP_K),
+        axes=(EXPERTS, TOKENS, TOP_K),
         envelope=ENVELOPE,
         bytes_moved=_align_bytes,
         flops=no_flops,
@@ -180,7 +185,7 @@ MOE_OPERATORS: Final = (
         name="moe_gemm",
         summary="the row of each pair times the weight of its expert, sorted by expert",
         axes=(
-            _EXPERTS,
+            EXPERTS,
             ("k", "elements that each product sums"),
             ("n", "columns of an expert's weight"),
             ("tokens", "T, rows of the call; row p // k belongs to pair p"),
@@ -188,12 +193,12 @@ MOE_OPERATORS: Final = (
         ),
         envelope=ENVELOPE + " Alignment is an input.",
         bytes_moved=_gemm_bytes,
-        flops=_gemm_flops,
+        flops=gemm_flops,
         counts="lower-bound",
         source=(
-            "each tensor moved once, in the workload's dtype, the accumulator and the routing "
+            "each tensor moved once, in the workload's dtype, accumulator, bias and routing "
             "weights as fp32; which experts are read depends on the data: at least k distinct "
-            "ones, min(E, T k) at most; useful rows alone count, a block's padding and the "
+            "ones, min(E, T k) at most; useful rows alone count, a block's padding, bias and "
             "weighting do not"
         ),
     ),
@@ -214,7 +219,7 @@ MOE_OPERATORS: Final = (
     Operator(
         name="moe_combine",
         summary="the sum of each token's weighted rows, slots ascending",
-        axes=(_HIDDEN, _TOKENS, _TOP_K),
+        axes=(HIDDEN, TOKENS, TOP_K),
         envelope=ENVELOPE,
         bytes_moved=_combine_bytes,
         flops=_combine_flops,
@@ -227,7 +232,7 @@ MOE_OPERATORS: Final = (
     Operator(
         name="moe_combine_weighted",
         summary="the sum of each token's rows times their weights, slots ascending",
-        axes=(_HIDDEN, _TOKENS, _TOP_K),
+        axes=(HIDDEN, TOKENS, TOP_K),
         envelope=ENVELOPE,
         bytes_moved=_combine_weighted_bytes,
         flops=_combine_weighted_flops,
@@ -255,17 +260,17 @@ MOE_OPERATORS: Final = (
         name="moe_experts",
         summary="the chosen experts of each token, gated, and summed with their weights",
         axes=(
-            _EXPERTS,
-            _HIDDEN,
+            EXPERTS,
+            HIDDEN,
             ("intermediate", "I, elements between the projections of one expert"),
-            _TOKENS,
-            _TOP_K,
+            TOKENS,
+            TOP_K,
         ),
         envelope=ENVELOPE
         + " Inside, too: alignment, both matmuls, activation, weighting and the sum over slots. "
         "Outside: routing, its choice is an input.",
         bytes_moved=_experts_bytes,
-        flops=_experts_flops,
+        flops=experts_flops,
         counts="lower-bound",
         source=(
             "rows in and out and weights in the workload's dtype, choices as int64 and fp32; which "

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from bitgate.kernels.arithmetic import round_bf16
 from bitgate.kernels.loading import load
 from bitgate.kernels.moe import gemm_triton
 from bitgate.kernels.moe.align_data import aligned
@@ -165,6 +166,7 @@ def test_what_is_launched(monkeypatch: pytest.MonkeyPatch) -> None:
             "BLOCK_K": 128,
             "GROUP_M": 4,
             "APPLY_WEIGHTS": 1,
+            "BIAS": True,
             "STORE_ACC": False,
             "num_warps": 8,
             "num_stages": 2,
@@ -237,6 +239,8 @@ FAULTS: dict[str, Callable[[IntegerCase], dict[str, Any]]] = {
     "weights where none belong, none where they do": lambda case: {
         "apply_weights": 1 - case.constants["apply_weights"]
     },
+    "no bias": lambda _: {"bias": None},
+    "bias of another expert": lambda case: {"bias": case.inputs["bias"].roll(1, 0)},
     "weight of another pair": lambda case: {"weights": 5 - case.inputs["weights"]},
     "last block left out": lambda case: {
         "padded": case.inputs["padded"] - case.constants["block_m"]
@@ -283,7 +287,10 @@ def test_a_fault_is_caught_by_a_fixture(fault: str) -> None:
         ("weights", lambda t: t[:-1], r"weights: expected axis tokens\*top_k of 18, got 17"),
         ("weights", lambda t: t.bfloat16(), "expected weights in float32"),
         ("top_k", lambda _: 0, "top_k of at least 1, an int, got 0"),
-        ("apply_weights", lambda _: 2, "apply_weights of 0 or 1, got 2"),
+        ("apply_weights", lambda _: 2, "apply_weights of 0 or 1, an int, got 2"),
+        ("apply_weights", lambda _: True, "apply_weights of 0 or 1, an int, got True"),
+        ("bias", lambda t: t.double(), "expected bias in float32, got float64"),
+        ("bias", lambda t: t[:, :-1], "bias: expected axis n of 80, got 79"),
         ("block_k", lambda _: 48, "block_k to be a power of two from 16"),
     ],
 )
@@ -303,12 +310,90 @@ def test_given_outputs_are_filled_whole() -> None:
     assert_same(MOE_GEMM.named_outputs(expected), MOE_GEMM.named_outputs(returned))
 
 
+def strided(value: torch.Tensor) -> torch.Tensor:
+    return torch.stack([value, value], dim=-1)[..., 0]
+
+
 def test_inputs_need_not_be_contiguous() -> None:
     inputs = inputs_at()
-    strided = {name: torch.stack([value, value], dim=-1)[..., 0] for name, value in inputs.items()}
+    others = {name: value if name == "w" else strided(value) for name, value in inputs.items()}
     expected = by_tile(**inputs, **CONSTANTS)
-    actual = by_triton(**strided, **CONSTANTS)
+    actual = by_triton(**others, **CONSTANTS)
     assert_same(MOE_GEMM.named_outputs(expected), MOE_GEMM.named_outputs(actual))
+
+
+@pytest.mark.parametrize("run", RUNS, ids=NAMES)
+def test_weights_whose_rows_lie_apart_are_read_where_they_lie(run: Any) -> None:
+    """As engines pad them; what lies between the rows is poison."""
+    inputs = inputs_at()
+    padded = {}
+    for name in ("a", "w"):
+        wide = torch.full((*inputs[name].shape[:-1], 128), float("nan")).bfloat16()
+        padded[name] = wide[..., :96].copy_(inputs[name])
+    # Experts further apart than their rows take, too.
+    padded["w"] = torch.cat([padded["w"], torch.full((3, 7, 96), float("nan")).bfloat16()], 1)
+    padded["w"] = padded["w"][:, :80]
+    expected = by_tile(**inputs, **CONSTANTS)
+    actual = run(**(inputs | padded), **CONSTANTS)
+    assert_same(MOE_GEMM.named_outputs(expected), MOE_GEMM.named_outputs(actual))
+
+
+@pytest.mark.parametrize("run", RUNS, ids=NAMES)
+def test_weights_whose_elements_lie_apart_are_refused(run: Any) -> None:
+    inputs = inputs_at()
+    with pytest.raises(UsageError, match="the elements of a row of w to be adjacent"):
+        run(**(inputs | {"w": strided(inputs["w"])}), **CONSTANTS)
+
+
+# --- bias and weights ----------------------------------------------------------------------------
+
+
+def test_a_bias_of_zeros_changes_no_bit() -> None:
+    """The accumulator is never -0, so none and zeros are one."""
+    inputs = inputs_at("padding")
+    inputs["a"][:4] = -0.0
+    zeros = inputs | {"bias": torch.zeros_like(inputs["bias"])}
+    without = {name: value for name, value in inputs.items() if name != "bias"}
+    for run in RUNS:
+        both_ways = [
+            MOE_GEMM.named_outputs(run(**given, **CONSTANTS)) for given in (zeros, without)
+        ]
+        assert_same(*both_ways)
+
+
+@pytest.mark.parametrize("run", RUNS, ids=NAMES)
+def test_a_bias_in_bfloat16_is_widened(run: Any) -> None:
+    inputs = inputs_at()
+    inputs["bias"] = inputs["bias"].bfloat16()
+    widened = inputs | {"bias": inputs["bias"].float()}
+    one, other = (MOE_GEMM.named_outputs(run(**given, **CONSTANTS)) for given in (inputs, widened))
+    assert_same(one, other)
+
+
+def test_the_bias_comes_before_the_weight() -> None:
+    """Planted: an epilogue that weights first; the accumulator cannot tell, the result does."""
+    inputs = inputs_at()
+    out, acc = by_triton(**inputs, **CONSTANTS)
+    expert = torch.full((18,), -1)
+    for named, chosen in zip(
+        inputs["sorted_pairs"].reshape(-1, 16).tolist(), inputs["expert_ids"].tolist(), strict=True
+    ):
+        expert[[pair for pair in named if pair < 18]] = chosen
+    assert (expert >= 0).all()
+    bias, weights = inputs["bias"][expert], inputs["weights"][:, None]
+    assert torch.equal(out, round_bf16((acc + bias) * weights))
+    assert differing(out, round_bf16(acc * weights + bias)) > 0.5
+
+
+@pytest.mark.parametrize("run", RUNS, ids=NAMES)
+def test_weights_of_dropped_pairs_are_not_looked_at(run: Any) -> None:
+    inputs = inputs_at("padding")
+    named = inputs["sorted_pairs"]
+    dropped = sorted(set(range(18)) - set(named.tolist()))
+    assert dropped
+    inputs["weights"][dropped] = float("nan")
+    out, _ = run(**inputs, **CONSTANTS)
+    assert not out[dropped].view(torch.int16).any()
 
 
 @pytest.mark.parametrize(

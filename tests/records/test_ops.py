@@ -78,7 +78,7 @@ def moe(op: str, dtype: str = "bfloat16", **axes: int) -> Workload:
         (
             moe("moe_gemm", tokens=3, experts=8, top_k=2, k=5, n=7),
             3 * 5 + 6 * 7 + 2 * 7 * 5,
-            6 * 7 + 6,
+            6 * 7 + 6 + 2 * 7,
             6 + 1 + 1,
             0,
             2 * 6 * 7 * 5,
@@ -97,6 +97,39 @@ def test_moe_stages_are_counted_by_their_tensors(workload, elements, fp32, int32
     assert flops_of(workload) == flops
 
 
+def test_float8_matmuls_are_counted_by_their_tensors():
+    gemm = moe(
+        "moe_gemm_fp8",
+        "float8_e4m3fn",
+        tokens=3,
+        experts=8,
+        top_k=2,
+        k=200,
+        n=130,
+        group_n=128,
+        group_k=64,
+    )
+    codes, results = 3 * 200 + 2 * 200 * 130, 6 * 130
+    # Of a row 4 groups; of a weight 2 by 4 blocks.
+    scales = 3 * 4 + 2 * 2 * 4
+    index = 6 + 1 + 1 + 6 + 2 * 130
+    assert bytes_of(gemm) == codes + 2 * results + 4 * (results + scales + index)
+    assert flops_of(gemm) == 2 * 6 * 200 * 130
+    whole = moe(
+        "moe_experts_fp8",
+        tokens=3,
+        experts=8,
+        top_k=2,
+        hidden=200,
+        intermediate=65,
+        block_n=128,
+        block_k=128,
+    )
+    weights = 3 * 200 * 65 + 4 * (2 * 2 + 2 * 1)
+    assert bytes_of(whole) == 2 * 2 * 3 * 200 + 6 * 12 + 2 * weights
+    assert flops_of(whole) == 6 * 6 * 200 * 65
+
+
 def test_the_stages_sum_to_the_published_traffic_of_a_layer():
     """2 T H + T k (8 I + 4 I + 4 H) + 2 T H bytes, besides weights, accumulators and index."""
     experts, tokens, k, hidden, inner = 64, 48, 4, 96, 40
@@ -111,7 +144,8 @@ def test_the_stages_sum_to_the_published_traffic_of_a_layer():
     accumulators = 4 * pairs * (2 * inner + hidden)
     index = 2 * (4 * (pairs + 2) + 4 * pairs) + 8 * pairs
     published = 2 * tokens * hidden + pairs * (12 * inner + 4 * hidden) + 2 * tokens * hidden
-    assert sum(map(bytes_of, stages)) == published + weights + accumulators + index
+    biases = 4 * (k * 2 * inner + 1 * hidden)
+    assert sum(map(bytes_of, stages)) == published + weights + accumulators + index + biases
     whole = moe(
         "moe_experts", tokens=tokens, experts=experts, top_k=k, hidden=hidden, intermediate=inner
     )

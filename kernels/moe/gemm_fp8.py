@@ -1,0 +1,224 @@
+"""The definition of `moe_gemm_fp8`: each pair's codes times those of its expert, and their scales.
+
+    row(pair) = pair // top_k;  e = expert(pair), as in `moe_gemm`
+
+    scheme block:  step = min(block_k, group_n, group_k), over K ascending:
+        part = a[row, step] . w[e, n, step]                                   from +0, float32
+        acc = acc + (part * a_scales[row, g]) * w_scales[e, n // group_n, g]  g = k // group_k
+        total = acc
+    scheme whole:  acc = a[row] . w[e, n], as moe_gemm sums it
+        total = (acc * a_scales[row or 0]) * w_scales[e, n or 0]
+
+    out[pair] = (total + bias[e, n]) (* weights[pair] if apply_weights)       rounded to bfloat16
+
+`block` has a scale for each group_k elements of a row of a and for each block of group_n by
+group_k of w; `whole` one for each row of a or for all of a ([tokens, 1] or [1, 1]), and one for
+each row of an expert or for all of it ([experts, n, 1] or [experts, 1, 1]). The last group of K and
+the last block of N may be smaller. A tile of N may span several blocks: each column has its own
+scale.
+
+The step of scheme block is the promotion interval: what a matrix instruction sums before float32
+does. vLLM clamps BLOCK_SIZE_K to the smaller extent of the block shape in the same way, so under
+[128, 64] no step is longer than 64, and no step ever spans two groups. Under scheme whole the
+device's accumulator runs through, and nothing is promoted.
+
+`accumulate` names how scaled parts are added (scheme block alone has a use for it):
+
+    mul-mul-add     acc + (part * a) * b, three roundings: no contraction; ours
+    mul-fma         fma(part * a, b, acc), two roundings: vLLM's Triton kernel, where the compiler
+                    contracts, as Triton does unless fusion is off
+    scale-product   acc + part * (a * b): DeepGEMM, and SGLang where a tile of N lies in one block
+
+acc is the accumulator before bias and routing weight, under scheme whole also before the scales.
+Sources: vLLM 0.10.2 and 0.33.0, fused_moe.py; SGLang 0.5.23, fused_moe_triton_kernels.py; DeepGEMM
+54e2261.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+
+from bitgate.kernels.arguments import bind
+from bitgate.kernels.moe import gemm_fp8_data
+from bitgate.kernels.moe.contract import (
+    DEFAULT_CONFIG,
+    MOE_FP8_1,
+    TileConfig,
+    promotion_interval,
+    require_power_of_two,
+)
+from bitgate.kernels.moe.gemm import biased, check_pairs, check_rows
+from bitgate.kernels.spec import Implementation, Kernel, Tensors, TensorSpec
+from bitgate.records.errors import UsageError
+
+SCHEMES: Final = ("block", "whole")
+ACCUMULATE: Final = ("mul-mul-add", "mul-fma", "scale-product")
+
+MOE_GEMM_FP8 = Kernel(
+    op="moe_gemm_fp8",
+    summary="grouped matmul of float8 codes, scaled by groups as it sums or as a whole in the end",
+    definition=str(__doc__),
+    tensors=(
+        TensorSpec(name="a", dtype="float8_e4m3fn", axes=("tokens", "k")),
+        TensorSpec(name="a_scales", dtype="float32", axes=("a_rows", "a_groups")),
+        TensorSpec(name="w", dtype="float8_e4m3fn", axes=("experts", "n", "k"), role="param"),
+        TensorSpec(
+            name="w_scales", dtype="float32", axes=("experts", "w_rows", "w_groups"), role="param"
+        ),
+        TensorSpec(name="sorted_pairs", dtype="int32", axes=("blocks*block_m",)),
+        TensorSpec(name="expert_ids", dtype="int32", axes=("blocks",)),
+        TensorSpec(name="padded", dtype="int32", axes=("one",)),
+        TensorSpec(name="weights", dtype="float32", axes=("tokens*top_k",)),
+        TensorSpec(name="bias", dtype="float32", axes=("experts", "n"), role="param"),
+        TensorSpec(name="out", dtype="bfloat16", axes=("tokens*top_k", "n"), role="out"),
+        TensorSpec(name="acc", dtype="float32", axes=("tokens*top_k", "n"), role="out"),
+    ),
+    constants=(
+        ("accumulate", "mul-mul-add"),
+        ("apply_weights", 1),
+        ("block_k", DEFAULT_CONFIG.block_k),
+        ("block_m", DEFAULT_CONFIG.block_m),
+        ("block_n", DEFAULT_CONFIG.block_n),
+        ("group_k", gemm_fp8_data.GROUP),
+        ("group_n", gemm_fp8_data.GROUP),
+        ("scheme", "block"),
+        ("top_k", gemm_fp8_data.TOP_K),
+    ),
+    make_inputs=gemm_fp8_data.make_inputs,
+    integer_cases=gemm_fp8_data.integer_cases,
+    implementations=(
+        Implementation(
+            name="moe_gemm_fp8-tile",
+            op="moe_gemm_fp8",
+            contract=MOE_FP8_1.name,
+            tier="native",
+            devices=("cpu",),
+            target="bitgate.kernels.moe.gemm_fp8_reference:moe_gemm_fp8",
+            summary="tile by tile with the host's BLAS; the truth of the step ieee-tile",
+            tiled=True,
+        ),
+        Implementation(
+            name="moe_gemm_fp8-triton",
+            op="moe_gemm_fp8",
+            contract=MOE_FP8_1.name,
+            tier="native",
+            devices=("cpu", "cuda", "xpu"),
+            target="bitgate.kernels.moe.gemm_fp8_triton:moe_gemm_fp8",
+            summary="one Triton kernel on float8 matrix instructions, or through the interpreter",
+            tiled=True,
+        ),
+    ),
+    references={MOE_FP8_1.name: "moe_gemm_fp8-tile"},
+    suites={"default": gemm_fp8_data.SUITE},
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScaledMatmul:
+    """One call of moe_gemm_fp8, checked.
+
+    Attributes:
+        a: [tokens, k] float8_e4m3fn; of pair p it is the row p // top_k that counts.
+        a_scales: float32, [tokens, ceil(k / group_k)]; of scheme whole [tokens, 1] or [1, 1].
+        w: [experts, n, k] float8_e4m3fn.
+        w_scales: float32, [experts, ceil(n / group_n), ceil(k / group_k)]; of scheme whole
+            [experts, n, 1] or [experts, 1, 1].
+        sorted_pairs: [blocks * block_m] int32, and so are the next two, as moe_align gives them.
+        expert_ids: [blocks].
+        padded: [1].
+        weights: [tokens * top_k] float32.
+        bias: [experts, n] float32 or bfloat16, which is widened; None is one of zeros.
+        top_k: pairs per row of `a`.
+        apply_weights: 1 multiplies the sum by `weights` before it is rounded, 0 does not.
+        config: the tiles; block_m is that of sorted_pairs.
+        scheme: block or whole.
+        group_n: rows of w that share a scale of scheme block, a power of two.
+        group_k: elements of K that do.
+        accumulate: one of ACCUMULATE.
+
+    Raises:
+        UsageError: a tensor is not as MOE_GEMM_FP8 says, or a constant is none of it.
+    """
+
+    a: torch.Tensor
+    a_scales: torch.Tensor
+    w: torch.Tensor
+    w_scales: torch.Tensor
+    sorted_pairs: torch.Tensor
+    expert_ids: torch.Tensor
+    padded: torch.Tensor
+    weights: torch.Tensor
+    top_k: int
+    apply_weights: int
+    config: TileConfig
+    bias: torch.Tensor | None = None
+    scheme: str = "block"
+    group_n: int = gemm_fp8_data.GROUP
+    group_k: int = gemm_fp8_data.GROUP
+    accumulate: str = "mul-mul-add"
+
+    def __post_init__(self) -> None:
+        check_pairs("moe_gemm_fp8", self.top_k, self.apply_weights)
+        _check_name("scheme", self.scheme, SCHEMES)
+        _check_name("accumulate", self.accumulate, ACCUMULATE)
+        for name in ("group_n", "group_k"):
+            require_power_of_two("moe_gemm_fp8", name, getattr(self, name), 16, 1024)
+        fixed = {"top_k": self.top_k, "block_m": self.config.block_m, "one": 1}
+        bind("moe_gemm_fp8", biased(MOE_GEMM_FP8.inputs, self.bias), self.inputs, fixed=fixed)
+        check_rows("moe_gemm_fp8", self.w)
+        self._check_scales()
+
+    @property
+    def inputs(self) -> Tensors:
+        """The tensors that were given, by name."""
+        given = {spec.name: getattr(self, spec.name) for spec in MOE_GEMM_FP8.inputs}
+        return {name: tensor for name, tensor in given.items() if tensor is not None}
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Of both results: pairs and columns."""
+        return self.weights.shape[0], self.w.shape[1]
+
+    @property
+    def step(self) -> int:
+        """Elements of K in a step: under scheme block the promotion interval."""
+        if self.scheme == "whole":
+            return self.config.block_k
+        return promotion_interval(self.config.block_k, self.group_n, self.group_k)
+
+    @property
+    def shared(self) -> tuple[int, int, int]:
+        """How many rows of a, rows of an expert and elements of K share a scale."""
+        if self.scheme == "block":
+            return 1, self.group_n, self.group_k
+        (tokens, k), n = self.a.shape, self.w.shape[1]
+        of_a = 1 if len(self.a_scales) == tokens else tokens
+        of_w = 1 if self.w_scales.shape[1] == n else n
+        return of_a, of_w, max(k, 1)
+
+    def new(self, dtype: torch.dtype) -> torch.Tensor:
+        """Memory for a result, +0 as the rows that no block names stay."""
+        return torch.zeros(self.shape, dtype=dtype, device=self.a.device)
+
+    def _check_scales(self) -> None:
+        (tokens, k), (experts, n, _) = self.a.shape, self.w.shape
+        if self.scheme == "block":
+            groups = -(-k // self.group_k)
+            of_a = {(tokens, groups)}
+            of_w = {(experts, -(-n // self.group_n), groups)}
+        else:
+            of_a, of_w = {(tokens, 1), (1, 1)}, {(experts, n, 1), (experts, 1, 1)}
+        for name, shapes in (("a_scales", of_a), ("w_scales", of_w)):
+            got = tuple(getattr(self, name).shape)
+            if got not in shapes:
+                expected = " or ".join(str(list(shape)) for shape in sorted(shapes, reverse=True))
+                raise UsageError(
+                    f"moe_gemm_fp8: expected {name} of {expected} under scheme {self.scheme} with "
+                    f"groups of {self.group_n} by {self.group_k}, got {list(got)}"
+                )
+
+
+def _check_name(name: str, value: str, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise UsageError(f"moe_gemm_fp8: expected {name} of {', '.join(known)}, got {value!r}")
