@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.markup import escape
 
+from bitgate.parity.faults.cli import faults_command
 from bitgate.parity.suites.cli import run_command
 from bitgate.records.console import console, print_json, progress, table
 from bitgate.records.errors import UsageError
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True, help="What differs: bundles of tensors, whole engines.")
 app.command("run")(run_command)
+app.command("faults")(faults_command)
 
 _Json = Annotated[bool, typer.Option("--json", help="Print JSON only.")]
 _EXIT = {"equal": 0, "differs": 1, "incomparable": 3}

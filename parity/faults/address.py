@@ -45,10 +45,19 @@ _AXES = {
     "rows": (1 << 20) + 1,
     "tokens": (1 << 17) + 1,
     "top_k": 8,
+    "vocab": 1 << 17,
 }
 _WIDE: Mapping[str, Mapping[str, int]] = {
     "moe_route": {"tokens": (1 << 24) + 1, "experts": 128},
     "moe_gemm": {"tokens": (1 << 20) + 1, "top_k": 1},
+    "moe_gemm_fp8": {
+        "a_groups": 16,
+        "a_rows": (1 << 20) + 1,
+        "tokens": (1 << 20) + 1,
+        "top_k": 1,
+        "w_groups": 16,
+        "w_rows": 16,
+    },
     "moe_quant_weight": {"experts": 513},
 }
 # The variants of an operator that are kernels or branches of their own.
@@ -158,6 +167,11 @@ def _meta(kernel: Kernel, axes: Mapping[str, int]) -> Tensors:
 
 
 def _extent(axis: str, known: Mapping[str, int]) -> int:
+    if unknown := [part for part in axis.split("*") if not part.isdigit() and part not in known]:
+        raise UsageError(
+            f"faults: expected an extent for the axis {', '.join(unknown)}; say how large it is in "
+            "_AXES, or for one operator in _WIDE, so that its kernels are watched beyond 2^31"
+        )
     return prod(int(part) if part.isdigit() else known[part] for part in axis.split("*"))
 
 

@@ -107,7 +107,7 @@ def _broken(new: New) -> str | None:
     run = new()
 
     def findings() -> Iterator[str | None]:
-        for constants in (_PLAIN, _PLAIN | {"score": "softmax"}, _GROUPED):
+        for constants in (_PLAIN, {**_PLAIN, "score": "softmax"}, _GROUPED):
             for case in ("padding", "vanishing"):
                 sample = _sample(12, 60, case, constants)
                 made = checks.fresh(run, sample)
