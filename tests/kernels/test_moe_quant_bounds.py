@@ -127,3 +127,73 @@ def test_the_bound_is_half_a_unit_of_the_code() -> None:
     codes, scales = quant(x)
     error = (dequantised(codes, scales, 1, 128) - x.double()).abs()
     assert (error / error_bound(x, scales, 1, 128)).max() > 0.99
+
+
+# --- the integer fixtures ------------------------------------------------------------------------
+
+
+def signed_maximum(x: Tensor, **constants: object) -> Pair:
+    """The largest element instead of the largest magnitude: only what is positive decides."""
+    _, scales = moe_quant(x=x.clamp(min=0), **constants)
+    return with_scales(x, scales, **constants)
+
+
+def group_of_the_other_size(x: Tensor, group: int, **constants: object) -> Pair:
+    codes, scales = moe_quant(x=x, group=192 - group, **constants)
+    _, right = moe_quant(x=x, group=group, **constants)
+    return codes, scales if scales.shape == right.shape else right
+
+
+def scale_of_the_neighbour(x: Tensor, **constants: object) -> Pair:
+    _, scales = moe_quant(x=x, **constants)
+    return with_scales(x, scales.roll(1, 1).roll(1, 0), **constants)
+
+
+def with_scales(x: Tensor, scales: Tensor, **constants: object) -> Pair:
+    """The codes of x in units of scales that are given."""
+    rows, k = x.shape
+    block = (rows, k) if scales.numel() == 1 else (1, -(-k // scales.shape[1]))
+    if constants["scheme"] == "group":
+        block = (1, int(constants["group"]))
+    wide = scales.repeat_interleave(block[0], 0).repeat_interleave(block[1], 1)[:rows, :k]
+    return codes_of(x.float(), wide, "divide"), scales
+
+
+def without_signs(x: Tensor, **constants: object) -> Pair:
+    return moe_quant(x=x.abs(), **constants)
+
+
+def of_447(x: Tensor, **constants: object) -> Pair:
+    _, scales = moe_quant(x=x, **constants)
+    return with_scales(x, scales * (448 / 447), **constants)
+
+
+FIXTURE_FAULTS = (
+    signed_maximum,
+    group_of_the_other_size,
+    scale_of_the_neighbour,
+    without_signs,
+    of_447,
+)
+
+
+def misses(run: Callable[..., Pair]) -> list[str]:
+    """The fixtures that a computation does not meet."""
+    found = []
+    for case in MOE_QUANT.integer_cases():
+        outputs = MOE_QUANT.named_outputs(run(**case.inputs, **case.constants))
+        if any(differing(outputs[name], case.expected[name]) for name in outputs):
+            found.append(case.name)
+    return found
+
+
+@pytest.mark.parametrize("fault", FIXTURE_FAULTS)
+def test_a_fault_misses_an_integer_fixture(fault: Callable[..., Pair]) -> None:
+    assert misses(moe_quant) == []
+    assert misses(fault)
+
+
+def test_the_integer_fixtures_hold_under_either_rounding_and_scale_rule() -> None:
+    for scale_rule, rounding in RULES:
+        rules = {"scale_rule": scale_rule, "rounding": rounding}
+        assert misses(lambda rules=rules, **given: moe_quant(**given | rules)) == []
