@@ -93,8 +93,11 @@ def aligned(
     groups = list(range(experts))
     if rules.drops_nonlocal:
         groups = sorted((e for e in groups if expert_map[e] >= 0), key=lambda e: expert_map[e])
+    pairs_of: dict[int, list[int]] = {}
+    for pair, chosen in enumerate(ids):
+        pairs_of.setdefault(chosen, []).append(pair)
     for expert in groups:
-        group = [pair for pair, chosen in enumerate(ids) if chosen == expert]
+        group = pairs_of.get(expert, [])
         blocks = -(-len(group) // block_m)
         expert_ids += [expert_map[expert]] * blocks
         sorted_pairs += group + [pairs] * (blocks * block_m - len(group))

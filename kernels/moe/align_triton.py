@@ -153,7 +153,9 @@ def moe_align(
     counts = torch.empty(experts, dtype=torch.int32, device=topk_ids.device)
     # Interpreted programs run one after another: one for all experts, on a device one for each.
     rows = triton.next_power_of_2(experts) if interpreting() else 1
-    grid, chunk = (triton.cdiv(experts, rows),), block_of(pairs, 1024)
+    grid = (triton.cdiv(experts, rows),)
+    # What a program reads in one step, or fills, whichever is more.
+    chunk = block_of(max(pairs, triton.cdiv(blocks * block_m, grid[0])), 1024)
     sizes = {
         "BLOCK_M": block_m,
         "DROPS": int(rules.drops_nonlocal),
