@@ -79,6 +79,16 @@ MOE_EXPERTS = Kernel(
             tiled=True,
         ),
         Implementation(
+            name="experts_fused",
+            op="moe_experts",
+            contract=MOE_BF16_1.name,
+            tier="native",
+            devices=("cpu", "cuda", "xpu"),
+            target="bitgate.kernels.moe.fused_triton:experts_fused",
+            summary="the Triton kernels, the activation an epilogue of the first matmul",
+            tiled=True,
+        ),
+        Implementation(
             name="experts_triton",
             op="moe_experts",
             contract=MOE_BF16_1.name,
