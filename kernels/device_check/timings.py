@@ -82,7 +82,7 @@ def experts(context: Context) -> Iterator[Row]:
     if context.small:
         extents, counts = {"experts": 8, "hidden": 64, "intermediate": 32, "top_k": 2}, (1,)
     weights = _weights(extents, context.name)
-    sides = [implementation(name) for name in ("experts_triton", "experts_triton")]
+    sides = [implementation(name) for name in ("experts_triton", "experts_fused")]
     for tokens in counts:
         axes = tuple(sorted((extents | {"tokens": tokens}).items()))
         workload = Workload(op="moe_experts", axes=axes, dtype="bfloat16")
