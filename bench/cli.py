@@ -9,12 +9,14 @@ import typer
 from rich.markup import escape
 
 from bitgate.bench import show
+from bitgate.bench.tune_cli import tune_command
 from bitgate.records.candidate_file import load_candidate_file
 from bitgate.records.candidate_text import template
 from bitgate.records.console import console, print_json, table, telling
 from bitgate.records.errors import UsageError
 
 app = typer.Typer(no_args_is_help=True, help="Timing: coin-flipped pairs, verified outputs.")
+app.command("tune")(tune_command)
 
 _File = Annotated[Path, typer.Argument(metavar="CANDIDATE.toml", help="A candidate file.")]
 _Ledger = Annotated[Path, typer.Option("--ledger", help="The ledger's directory.")]

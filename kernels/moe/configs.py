@@ -34,7 +34,7 @@ _KNOWN: Final = (*_BLOCKS, *_REQUIRED[2:], "SPLIT_K", *_EXTRAS)
 _VERSION: Final = "triton_version"
 # What Triton launches with where an engine's default does not say.
 _TRITON: Final = {"num_warps": 4, "num_stages": 3}
-_FIELDS: Final = {
+FIELDS: Final = {
     "block_m": "BLOCK_SIZE_M",
     "block_n": "BLOCK_SIZE_N",
     "block_k": "BLOCK_SIZE_K",
@@ -228,24 +228,24 @@ def tile_config(resolved: Resolved) -> TileConfig:
     tiles = _TRITON | resolved.tiles
     neutral = {"SPLIT_K": 1, "num_ctas": 1}
     for name, value in tiles.items():
-        if name in _FIELDS.values() or neutral.get(name) == value:
+        if name in FIELDS.values() or neutral.get(name) == value:
             continue
         raise UsageError(
             f"{resolved.source}: {name}={value} cannot be expressed by a TileConfig, which has "
-            f"{', '.join(_FIELDS)}; it was not tuned for these kernels"
+            f"{', '.join(FIELDS)}; it was not tuned for these kernels"
         )
-    for name in _FIELDS.values():
+    for name in FIELDS.values():
         if name not in tiles:
             raise UsageError(f"{resolved.source}: expected {name} for a TileConfig, got none")
     try:
-        return TileConfig(**{field: int(tiles[name]) for field, name in _FIELDS.items()})
+        return TileConfig(**{field: int(tiles[name]) for field, name in FIELDS.items()})
     except UsageError as error:
         raise UsageError(f"{resolved.source}: {error}") from None
 
 
 def entry_of(config: TileConfig) -> dict[str, int]:
     """A TileConfig under the names of the files."""
-    return {name: getattr(config, field) for field, name in _FIELDS.items()}
+    return {name: getattr(config, field) for field, name in FIELDS.items()}
 
 
 def _place(name: str) -> tuple[tuple[str, str], ...]:

@@ -87,7 +87,7 @@ def resolved(op: str, text: str, workload: Workload) -> Resolved:
     experts = workload.axis("experts")
     sizes = [workload.axis(axis) // factor for axis, factor in tiled.intermediate]
     file.require(experts, next((one for one in sizes if file.is_for(experts, one)), sizes[-1]))
-    found = _at(file, workload.axis("tokens"))
+    found = at(file, workload.axis("tokens"))
     block_m = tile_config(found).block_m
     if tiled.block_m not in (None, block_m):
         raise UsageError(
@@ -105,7 +105,7 @@ def bound(function: Callable[..., Any], op: str, text: str) -> Callable[..., Any
     def with_tiles(**arguments: Any) -> Any:
         tokens = len(arguments[rows])
         if tokens not in configs:
-            configs[tokens] = tile_config(_at(file, max(tokens, 1)))
+            configs[tokens] = tile_config(at(file, max(tokens, 1)))
         return function(**arguments, config=configs[tokens])
 
     return with_tiles
@@ -134,7 +134,8 @@ def _tiled(op: str) -> TiledOp:
     return TILED[op]
 
 
-def _at(file: TunedFile, tokens: int) -> Resolved:
+def at(file: TunedFile, tokens: int) -> Resolved:
+    """The tiles of a file for a number of tokens, launched as its name says."""
     place = dict(file.place)
     shape = json.loads(place["block_shape"]) if "block_shape" in place else None
     lookup = Lookup(
