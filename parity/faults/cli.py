@@ -14,7 +14,7 @@ from bitgate.records.console import console, print_json, progress, table
 from bitgate.records.errors import EnvironmentUnfit, UsageError
 
 # Areas that run side by side, of about equal work; those that are not here join the first.
-_BESIDE = ("address", "experts")
+_BESIDE = ("address", "experts", "routing")
 _CHILD_SECONDS = 900
 
 
