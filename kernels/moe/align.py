@@ -11,6 +11,7 @@ it lives on another rank; where all are local it is 0, 1, 2 and so on. `layout` 
 whose rules decide the rest (the table is LAYOUTS of `align_layouts`):
 
     vllm-0.33     groups are local experts, other pairs are dropped;  the tail is -1
+    vllm-0.13     likewise, but for the tail, which is 0
     vllm-0.10.2   groups are all experts, and the map is applied to the blocks afterwards: those of
                   an expert elsewhere have -1, and the tail is expert_map[0]
 

@@ -48,6 +48,13 @@ LAYOUTS: Final = (
         "alone, capacity of few pairs) and 35161 (-1 for unused blocks)",
     ),
     AlignLayout(
+        name="vllm-0.13",
+        drops_nonlocal=True,
+        tail=0,
+        one_block_a_pair=True,
+        source="the same files of vLLM 0.13.0 to 0.16.0, before 35161",
+    ),
+    AlignLayout(
         name="vllm-0.10.2",
         drops_nonlocal=False,
         tail=0,

@@ -99,15 +99,29 @@ VERSIONS: Final = (
         quantisation="config",
         naive=False,
         chunk_tokens=_DEFAULT_CHUNK,
-        layout="vllm-0.33",
+        layout="vllm-0.13",
         moe_sum="bf16-step",
         quantiser="divide",
         epilogue="bias, weight, scales",
-        changed="ignore_invalid_experts, unused blocks -1, the second product zeroed under a map "
-        "(fused_moe.py and moe_align_sum_kernels.cu of 0.13.0)",
+        changed="ignore_invalid_experts, and the second product zeroed under a map (fused_moe.py, "
+        "moe_align_sum_kernels.cu of 0.13.0; pull request 29642)",
     ),
     VllmRules(
         first=(0, 14, 0),
+        last=(0, 16, 0),
+        gemm="dispatch_fused_moe_kernel",
+        quantisation="config",
+        naive=True,
+        chunk_tokens=_DEFAULT_CHUNK,
+        layout="vllm-0.13",
+        moe_sum="bf16-step",
+        quantiser="divide",
+        epilogue="scales, bias, weight",
+        changed="dispatch_fused_moe_kernel, few pairs without alignment, scales before bias and "
+        "weight (fused_moe.py of 0.14.0)",
+    ),
+    VllmRules(
+        first=(0, 17, 0),
         last=(0, 17, 1),
         gemm="dispatch_fused_moe_kernel",
         quantisation="config",
@@ -117,12 +131,11 @@ VERSIONS: Final = (
         moe_sum="bf16-step",
         quantiser="divide",
         epilogue="scales, bias, weight",
-        changed="dispatch_fused_moe_kernel, few pairs without alignment, scales before bias and "
-        "weight (fused_moe.py of 0.14.0)",
+        changed="unused blocks are -1 (moe_align_sum_kernels.cu of 0.17.0; pull request 35161)",
     ),
     VllmRules(
         first=(0, 18, 0),
-        last=(0, 25, 1),
+        last=(0, 24, 0),
         gemm="dispatch_fused_moe_kernel",
         quantisation="config",
         naive=True,
@@ -134,7 +147,7 @@ VERSIONS: Final = (
         changed="no chunks any more (fused_moe.py of 0.18.0; pull request 34086)",
     ),
     VllmRules(
-        first=(0, 26, 0),
+        first=(0, 25, 0),
         last=(0, 32, 0),
         gemm="dispatch_fused_moe_kernel",
         quantisation="config",
@@ -144,7 +157,7 @@ VERSIONS: Final = (
         moe_sum="fp32",
         quantiser="divide",
         epilogue="scales, bias, weight",
-        changed="moe_sum adds in float32 for every top-k (moe_align_sum_kernels.cu of 0.26.0; pull "
+        changed="moe_sum adds in float32 for every top-k (moe_align_sum_kernels.cu of 0.25.0; pull "
         "request 46643)",
     ),
     VllmRules(

@@ -142,7 +142,7 @@ def test_a_fault_is_found_and_named(fault: str, layout: str) -> None:
     one = aligned(layout)
     plant, message = FAULTS[fault]
     wrong = tuple(part.clone() for part in handed_out(one))
-    if fault == "another tail" and layout == "vllm-0.10.2":
+    if fault == "another tail" and layout != "vllm-0.33":
         message = r"block \d+: expected expert (-1|0), got 5"
     plant(*wrong, groups(one))
     result = same_alignment(one.alignment, wrong, pairs=one.pairs, block_m=BLOCK_M)

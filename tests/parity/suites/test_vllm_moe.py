@@ -22,7 +22,14 @@ OLD, NEW = "0.10.2", "0.33.0"
 
 
 @pytest.mark.parametrize(
-    ("version", "names"), [(OLD, (EP.name, UNEVEN.name, FP8.name)), (NEW, tuple(CASES))]
+    ("version", "names"),
+    [
+        (OLD, (EP.name, UNEVEN.name, FP8.name)),
+        ("0.11.0", (FP8.name,)),
+        ("0.13.0", (EP.name, FP8.name)),
+        ("0.17.1", (EP.name,)),
+        (NEW, tuple(CASES)),
+    ],
 )
 def test_the_right_composition_is_equal_everywhere(installed, monkeypatch, version, names):
     monkeypatch.setattr(vllm_moe, "cases", lambda **_: tuple(CASES[name] for name in names))
@@ -37,15 +44,15 @@ def test_the_right_composition_is_equal_everywhere(installed, monkeypatch, versi
         points = CASES[case.name]
         assert case.compared > points.tokens * points.hidden * points.calls
     assert result.plain["cases"][0]["boundaries"][-1]["boundary"] == "out"
-    # What the version says it was, in the result.
-    assert result.facts["moe_sum"] == ("bf16-step" if version == OLD else "fp32")
-    assert {"ids": torch.int32, "block_shape": [128, 64]} in [
-        asked for what, asked in stub.asked if what == "fused_experts"
-    ]
+    # What the version says it was, in the result; and that it was called like that.
+    rules = stub.rules
+    assert (result.facts["moe_sum"], result.facts["alignment"]) == (rules.moe_sum, rules.layout)
+    given = [asked for what, asked in stub.asked if what == "fused_experts"]
+    assert {"ids": torch.int32, "block_shape": [128, 64]} in given or FP8.name not in names
     told = [asked for what, asked in stub.asked if what == "align"]
-    assert all(
-        asked == ({} if version == OLD else {"ignore_invalid_experts": True}) for asked in told
-    )
+    dropping = {"ignore_invalid_experts": True} if rules.drops_nonlocal else {}
+    assert told
+    assert all(asked == dropping for asked in told)
 
 
 @pytest.fixture

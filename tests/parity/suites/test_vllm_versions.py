@@ -35,8 +35,11 @@ def test_the_ranges_ascend_and_name_layouts_that_exist():
     [
         ("0.10.2", ("flags", "bf16-step", "divide", "vllm-0.10.2", 32768, False)),
         ("0.12.0", ("config", "bf16-step", "divide", "vllm-0.10.2", 32768, False)),
-        ("0.13.0", ("config", "bf16-step", "divide", "vllm-0.33", 32768, True)),
-        ("0.25.0", ("config", "bf16-step", "divide", "vllm-0.33", None, True)),
+        ("0.13.0", ("config", "bf16-step", "divide", "vllm-0.13", 32768, True)),
+        ("0.16.0", ("config", "bf16-step", "divide", "vllm-0.13", 32768, True)),
+        ("0.17.1", ("config", "bf16-step", "divide", "vllm-0.33", 32768, True)),
+        ("0.24.0", ("config", "bf16-step", "divide", "vllm-0.33", None, True)),
+        ("0.25.0", ("config", "fp32", "divide", "vllm-0.33", None, True)),
         ("0.32.0", ("config", "fp32", "divide", "vllm-0.33", None, True)),
         ("0.33.0", ("config", "fp32", "reciprocal", "vllm-0.33", None, True)),
     ],
