@@ -116,16 +116,21 @@ def bench_run_command(file: _File, ledger: _Ledger = _LEDGER, *, as_json: _Json 
 
     with telling(quiet=as_json) as tell:
         timed = time_only(load_candidate_file(file), Ledger(ledger), progress=tell)
-    found = [(workload.key, effect(result.measurement)) for workload, result in timed]
+    found = [(workload.key, effect(result.measurement), result.notes) for workload, result in timed]
     if as_json:
         rows = [
-            {"workload": key, "effect": report.effect, "summary": report.summary}
-            for key, report in found
+            {
+                "workload": key,
+                "effect": report.effect,
+                "summary": report.summary,
+                "notes": dict(notes),
+            }
+            for key, report, notes in found
         ]
         print_json({"record": None, "rows": rows})
         return
     shown = table("timing without gates: not a record", "workload", "effect")
-    for key, report in found:
+    for key, report, _ in found:
         shown.add_row(escape(key), report.summary)
     console().print(shown)
     console().print("nothing was written; `bitgate run` runs the gates and makes records")

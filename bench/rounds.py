@@ -1,6 +1,7 @@
 """Which rounds are timed: a workload against its lane's baseline, those of one baseline at once."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from bitgate.bench.effect import effect
 from bitgate.bench.findings import Finding
@@ -10,15 +11,23 @@ from bitgate.bench.session import Timed, measure
 from bitgate.bench.sides import Contest
 from bitgate.kernels.moe.tiles import of_config
 from bitgate.parity.gates.base import Progress
+from bitgate.parity.gates.resolve import tile_notes
 from bitgate.records.candidate_file import CandidateFile
 from bitgate.records.ledger import Ledger
 from bitgate.records.types import Workload
 
 
 def findings_of(job: Job) -> list[Finding]:
-    """What is known of each workload before anything was asked: its lane and its baseline."""
+    """What is known of each workload before anything was asked: its lane, baseline and tiles."""
     return [
-        Finding(workload=one, lane=lane, baseline=baseline, outcome="passed", reason="")
+        Finding(
+            workload=one,
+            lane=lane,
+            baseline=baseline,
+            outcome="passed",
+            reason="",
+            notes=list(tile_notes(job.subject.candidate, one)),
+        )
         for one, lane, baseline in zip(job.workloads, job.lanes, job.baselines, strict=True)
     ]
 
@@ -38,12 +47,19 @@ def time_all(job: Job, findings: list[Finding], progress: Progress) -> None:
 def time_only(
     file: CandidateFile, ledger: Ledger, *, progress: Progress
 ) -> list[tuple[Workload, Timed]]:
-    """Time without gates and without a record; every timed output is still verified."""
+    """Time without gates and without a record; every timed output is still verified.
+
+    The notes are those that a record would have.
+    """
     require_rounds(file)
     job = resolve(file, ledger)
     findings = findings_of(job)
     time_all(job, findings, progress)
-    return [(one.workload, one.timed) for one in findings if one.timed is not None]
+    return [
+        (one.workload, replace(one.timed, notes=tuple(one.notes)))
+        for one in findings
+        if one.timed is not None
+    ]
 
 
 def _by_baseline(findings: list[Finding]) -> Iterator[list[Finding]]:

@@ -6,7 +6,6 @@ from typing import cast
 from bitgate.bench.findings import Finding, lane_of
 from bitgate.bench.resolve import Job, environment_of
 from bitgate.kernels import probes
-from bitgate.parity.gates.resolve import tile_notes
 from bitgate.records.chain import Entry
 from bitgate.records.clock import utc_now
 from bitgate.records.provenance import harness
@@ -33,12 +32,11 @@ def store(
     """Append all records of the run, or none."""
     environment = environment_of(job.subject, _probed(job.subject.candidate.device))
     tool, now = harness(), utc_now()
-    candidate = job.subject.candidate
     records = [
         Record(
             created_at=now,
             lane=finding.lane,
-            candidate=candidate,
+            candidate=job.subject.candidate,
             baseline=None if finding.baseline is None else finding.baseline.candidate,
             workload=finding.workload,
             bundle_sha256=None if job.bundle is None else job.bundle.sha256,
@@ -50,7 +48,7 @@ def store(
             measurement=None if finding.timed is None else finding.timed.measurement,
             effect=None if finding.effect is None else finding.effect.effect,
             reopen_requires=finding.reopen_requires,
-            notes=tuple(sorted((*finding.notes, *tile_notes(candidate, finding.workload)))),
+            notes=tuple(sorted(finding.notes)),
         )
         for finding in findings
     ]
