@@ -24,6 +24,7 @@ from bitgate.records.candidate_keys import (
 )
 from bitgate.records.candidate_text import line_of, malformed
 from bitgate.records.errors import UsageError
+from bitgate.records.models import split_shape
 from bitgate.records.types import Pairs, Regime, Tier
 
 PROMOTED: Literal["promoted"] = "promoted"
@@ -179,6 +180,9 @@ class _Reader:
         workloads = self.section(document, "workloads", WORKLOADS)
         if "bundle" in workloads:
             workloads["bundle"] = self.folder / workloads["bundle"]
+        if "models" in workloads or "tokens" in workloads:
+            shapes = (*workloads.get("shapes", ()), *self.ranks(workloads))
+            workloads["shapes"] = tuple(dict.fromkeys(shapes))
         for key in ("dtype", "cases"):
             if key in workloads and "shapes" not in workloads:
                 raise self.error(
@@ -191,6 +195,20 @@ class _Reader:
                 ("workloads", "shapes"), "[workloads]: shapes need a dtype beside them"
             )
         return Workloads(**workloads)
+
+    def ranks(self, workloads: dict[str, Any]) -> list[tuple[tuple[str, int], ...]]:
+        """The shapes of models' experts at some numbers of tokens; takes both keys away."""
+        names, tokens = workloads.pop("models", ()), workloads.pop("tokens", ())
+        if not names or not tokens:
+            raise self.error(
+                ("workloads", "models" if names else "tokens"),
+                "[workloads]: models and tokens belong together: "
+                'models = ["Qwen3-30B-A3B@ep2"], tokens = [1, 64]',
+            )
+        try:
+            return [split_shape(name).experts_axes(count) for name in names for count in tokens]
+        except UsageError as error:
+            raise self.error(("workloads", "models"), f"[workloads] models: {error}") from None
 
     def baseline(self, document: dict[str, Any]) -> Side | Literal["promoted"] | None:
         found = document.get("baseline")

@@ -105,6 +105,14 @@ def _texts(value: Any) -> tuple[str, ...]:
     return tuple(value)
 
 
+def _counts(value: Any) -> tuple[int, ...]:
+    if not isinstance(value, list) or not value or not all(_is_whole(one, 1) for one in value):
+        raise WrongValueError("a non-empty array of whole numbers of at least 1, below 2**53")
+    if len(set(value)) != len(value):
+        raise WrongValueError("each number once")
+    return tuple(value)
+
+
 def _shapes(value: Any) -> tuple[tuple[tuple[str, int], ...], ...]:
     expected = "a non-empty array of tables of extents, such as [{tokens = 16, hidden = 64}]"
     if not isinstance(value, list) or not value:
@@ -137,6 +145,8 @@ WORKLOADS: Mapping[str, Check] = {
     "bundle": _text,
     "suite": _text,
     "shapes": _shapes,
+    "models": _texts,
+    "tokens": _counts,
     "dtype": _text,
     "cases": _texts,
 }

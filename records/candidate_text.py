@@ -112,6 +112,8 @@ root = "."                    # the module's directory, relative to this file
 # bundle = "captured"         # a directory written by `bitgate capture`
 # suite = "default"           # a named list of the operator's workloads
 shapes = [{{ {shape} }}]
+# models = ["Qwen3-30B-A3B@ep2"]  # ranks of models (`bitgate kernels shapes`), for moe_experts,
+# tokens = [1, 64]                # at these numbers of tokens
 dtype = "{dtype}"
 # cases = ["random"]          # kinds of data
 

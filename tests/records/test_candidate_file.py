@@ -225,3 +225,40 @@ def test_what_belongs_to_shapes_is_not_ignored_without_them(tmp_path, line):
     text = refusal(tmp_path, SIDE + f'[workloads]\nsuite = "demo"\n{line}\n')
     assert "candidate.toml:10:" in text
     assert "belongs to shapes" in text
+
+
+def test_ranks_of_models_are_shapes(tmp_path):
+    ranks = '[workloads]\nmodels = ["Qwen3-30B-A3B@ep2", "gpt-oss-20b"]\ntokens = [1, 64]\n'
+    file = read(tmp_path, SIDE + ranks + 'dtype = "bfloat16"\n')
+    found = [dict(shape) for shape in file.workloads.shapes]
+    assert [(one["experts"], one["tokens"]) for one in found] == [
+        (64, 1),
+        (64, 64),
+        (32, 1),
+        (32, 64),
+    ]
+    assert {one["top_k"] for one in found} == {8, 4}
+
+
+@pytest.mark.parametrize(
+    ("more", "line", "says"),
+    [
+        ('models = ["Qwen3-30B-A3B"]', 9, "models and tokens belong together"),
+        ("tokens = [1]", 9, "models and tokens belong together"),
+        ('models = ["Qwen9"]\ntokens = [1]', 9, "unknown model 'Qwen9'"),
+        ('models = ["gpt-oss-20b@tp7"]\ntokens = [1]', 9, "cannot be divided"),
+        ('models = ["gpt-oss-20b"]\ntokens = [0]', 10, "whole numbers of at least 1"),
+        ('models = ["gpt-oss-20b"]\ntokens = [1, 1]', 10, "each number once"),
+    ],
+)
+def test_models_that_are_none_are_refused(tmp_path, more, line, says):
+    text = refusal(tmp_path, SIDE + f'[workloads]\n{more}\ndtype = "bfloat16"\n')
+    assert f"candidate.toml:{line}: " in text
+    assert says in text
+
+
+def test_tiles_lie_beside_the_file(tmp_path):
+    assert read(tmp_path, SIDE + 'tiles = "t/E=1.json"\n').candidate.tiles == (
+        tmp_path.resolve() / "t" / "E=1.json"
+    )
+    assert read(tmp_path, SIDE).candidate.tiles is None
