@@ -16,6 +16,8 @@
   engines' quantisers differ in is data in `quant_rules`. `act_quant`: `act` and `quant` in one.
 - `combine_weighted`: the sum where the routing weight multiplies in it, of `moe-gather/1`.
 - `mxfp4`: 4-bit weights as the bfloat16 numbers that they are, of `mxfp4/1`.
+- `configs`, `configs_vllm`: tuned tile files and what an engine makes of them; `tiles`: their way
+  into an implementation that takes a TileConfig.
 - `arguments`: what the experts refuse.
 """
 
