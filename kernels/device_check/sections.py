@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from bitgate.kernels.device_check import fixtures, pipelines, questions, timings
+from bitgate.kernels.device_check import fixtures, pipelines, questions, tiles, timings
 from bitgate.kernels.device_check.context import Context
 from bitgate.kernels.device_check.rows import Row
 
@@ -23,7 +23,7 @@ SECTIONS: Final = (
     Section(name="canonical", run=fixtures.canonical, share=20),
     Section(name="fixtures", run=fixtures.integer_fixtures, share=15),
     Section(name="native", run=pipelines.native, share=15),
-    Section(name="tiles", run=questions.tiles, share=15),
+    Section(name="tiles", run=tiles.tiles, share=15),
     Section(name="graphs", run=questions.graphs, share=10),
     Section(name="experts", run=timings.experts, share=12),
     Section(name="hyper-connections", run=timings.hyper_connections, share=8),
