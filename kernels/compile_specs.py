@@ -221,6 +221,40 @@ SPECS: tuple[CompileSpec, ...] = (
     ),
     *(
         CompileSpec(
+            name=f"moe_gemm_act_{block_m}",
+            target=f"{_MOE}.fused_triton:gemm_act_kernel",
+            arguments=(
+                *_pointers("a w", "bf16"),
+                *_pointers("sorted_pairs expert_ids padded", "i32"),
+                *_pointers("out", "i16"),
+                ("pairs", "i32:16"),
+                ("experts", "i32:16"),
+                ("k", "i32:16"),
+                ("intermediate", "i32:16"),
+                ("a_row", "i32:16"),
+                ("w_expert", "i32:16"),
+                ("w_row", "i32:16"),
+                ("top_k", "i32"),
+                ("blocks", "i32"),
+                ("limit", "fp32"),
+                ("alpha", "fp32"),
+                ("zero", "i32"),
+            ),
+            constants=(
+                ("BLOCK_M", block_m),
+                ("BLOCK_N", 128),
+                ("BLOCK_K", 64),
+                ("GROUP_M", 8),
+                ("KIND", 0),
+                ("ROUND_BETWEEN", 1),
+            ),
+            num_stages=3,
+            canonical=False,
+        )
+        for block_m in (16, 64)
+    ),
+    *(
+        CompileSpec(
             name=f"moe_gemm_fp8_{name}",
             target=f"{_MOE}.gemm_fp8_triton:gemm_fp8_kernel",
             arguments=(
@@ -249,8 +283,8 @@ SPECS: tuple[CompileSpec, ...] = (
             ),
             constants=(
                 ("BLOCK_M", block_m),
-                ("BLOCK_N", 128),
-                ("BLOCK_K", 128),
+                ("BLOCK_N", 64),
+                ("BLOCK_K", 64),
                 ("GROUP_M", 8),
                 ("PROMOTE", promote),
                 ("ACCUMULATE", accumulate),
@@ -261,7 +295,8 @@ SPECS: tuple[CompileSpec, ...] = (
             num_stages=3,
             canonical=False,
         )
-        # 16 rows multiply as fp16, 64 as float8; unpromoted sums stay in the instruction.
+        # 16 rows multiply as fp16, 64 as float8; unpromoted sums stay in the instruction. Larger
+        # tiles take minutes for gfx942, which has other float8 numbers and converts these.
         for name, block_m, promote, accumulate in (
             ("16", 16, 1, 0),
             ("64", 64, 1, 0),
