@@ -15,7 +15,7 @@ whose rules decide the rest (the table is LAYOUTS of `align_layouts`):
     vllm-0.10.2   groups are all experts, and the map is applied to the blocks afterwards: those of
                   an expert elsewhere have -1, and the tail is expert_map[0]
 
-Pairs whose id is below 0, or not below the number of experts, are dropped in both. An engine that
+Pairs whose id is below 0, or not below the number of experts, are dropped in all. An engine that
 hands out the places of a group by an atomic counter gives the same pairs in another order:
 `align_sets` compares with that freedom. Nothing here is rounded, so every device and every
 implementation gives the same integers.

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from bitgate.kernels.data import IntegerStream, integer_tensor
 from bitgate.kernels.loading import load
 from bitgate.kernels.moe import route_hash_triton
 from bitgate.kernels.moe.route import MOE_ROUTE
@@ -82,6 +83,28 @@ def test_the_weights_lie_within_the_bound(score: str) -> None:
     assert ((weights.double() - value).abs() <= bound).all()
     # The control: the weights of the next slot do not.
     assert ((weights.roll(1, 1).double() - value).abs() > bound).float().mean() > 0.9
+
+
+def test_the_experts_are_those_of_the_model() -> None:
+    """The router of transformers, whose weights may be 2 bounds apart and 1e-20 in the sum."""
+    from transformers.models.deepseek_v4.configuration_deepseek_v4 import DeepseekV4Config
+    from transformers.models.deepseek_v4.modeling_deepseek_v4 import DeepseekV4HashRouter
+
+    config = DeepseekV4Config(hidden_size=32, vocab_size=97, num_experts_per_tok=6)
+    model = DeepseekV4HashRouter(config)
+    inputs = inputs_at(40, config.n_routed_experts)
+    hidden = integer_tensor(IntegerStream(1), (1, 40, 32), high=255, scale_log2=8)
+    weight = integer_tensor(IntegerStream(2), (config.n_routed_experts, 32), high=255, scale_log2=8)
+    model.weight.data.copy_(weight)
+    model.tid2eid.copy_(inputs["table"])
+    logits, weights, ids = model(hidden.float(), inputs["token_ids"][None])
+    inputs["logits"] = logits.detach()
+    constants = CONSTANTS | {"scale": float(config.routed_scaling_factor)}
+    ours, chosen = moe_route_hash(**inputs, **constants)
+    assert torch.equal(ids, chosen)
+    exact = {name: constants[name] for name in ("renormalize", "scale", "score")}
+    _, bound = moe_route_float64(logits=inputs["logits"], topk_ids=ids, **exact)
+    assert ((weights.double() - ours.double()).abs() <= 2 * bound).all()
 
 
 @pytest.mark.parametrize("run", RUNS)
