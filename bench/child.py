@@ -19,7 +19,6 @@ import torch
 from bitgate.bench.stopwatch import Function, Sample, Stopwatch
 from bitgate.kernels.devices import device
 from bitgate.kernels.loading import load
-from bitgate.kernels.moe.tiles import bound
 from bitgate.kernels.spec import Tensors
 from bitgate.parity import wire
 from bitgate.parity.instance import settings
@@ -43,9 +42,9 @@ class Bench:
         before = _settings()
         for name, side in header["sides"].items():
             root = None if side["root"] is None else Path(side["root"])
-            function = load(side["target"], root)
-            packed = side["tiles"]
-            self._sides[name] = bound(function, header["op"], packed) if packed else function
+            self._sides[name] = load(side["target"], root)
+            if side["tiles"]:
+                self._sides[name] = _tiled(self._sides[name], header["op"], side["tiles"])
         self.facts = {
             "timer": self._stopwatch.timer,
             "resolution_ns": self._stopwatch.resolution_ns,
@@ -107,6 +106,12 @@ def main() -> int:
         faulthandler.cancel_dump_traceback_later()
         reply |= {"nonce": header["nonce"], "number": header["number"]}
         connection.send_bytes(wire.encode(reply, answers))
+
+
+def _tiled(function: Function, op: str, packed: str) -> Function:
+    from bitgate.kernels.moe.tiles import bound
+
+    return bound(function, op, packed)
 
 
 def _by_slot(tensors: Tensors) -> list[list[Tensors]]:

@@ -92,7 +92,6 @@ def _load(header: "Header", watch: _Watch) -> "tuple[Instance, dict[str, Any]]":
     import torch
 
     from bitgate.kernels.loading import load
-    from bitgate.kernels.moe.tiles import bound
     from bitgate.parity.instance import Instance
     from bitgate.parity.settings import settings
 
@@ -111,6 +110,9 @@ def _load(header: "Header", watch: _Watch) -> "tuple[Instance, dict[str, Any]]":
         "after": settings() | watch.settings(),
     }
     if header["tiles"]:
+        # Few candidates have tiles, and every process of every gate would wait for this.
+        from bitgate.kernels.moe.tiles import bound
+
         function = bound(function, header["op"], header["tiles"])
     return Instance(function, header["device"]), facts
 
