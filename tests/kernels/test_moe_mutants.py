@@ -1,8 +1,8 @@
 """Removing the activation or the reduction from any MoE implementation is caught, by gate G2.
 
-Every implementation of moe_experts in the catalogue is made wrong in every way below: through the
-functions that it calls, or, where a call cannot express the fault, through its arguments. Gate G2,
-the integer fixtures, must fail it and name the fixture; the implementation itself must pass.
+Every implementation of moe_experts is made wrong in every way of the fault catalogue's STAGES:
+through the functions that it calls, or, where that cannot express the fault, its arguments. Gate
+G2, the integer fixtures, must fail it and name the fixture; the implementation itself must pass.
 
 The first fault is a published one (a profiler of an engine's low-level experts): the gate half went
 into the second matmul without activation, and the slots were never added.
@@ -10,7 +10,7 @@ into the second matmul without activation, and the slots were never added.
 
 import hashlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -22,10 +22,9 @@ from torch.nn import functional
 from bitgate.kernels.catalogue import implementation
 from bitgate.kernels.loading import load
 from bitgate.kernels.moe import MOE_EXPERTS, experts, staged_reference, staged_triton
-from bitgate.kernels.moe.gemm import GroupedMatmul
-from bitgate.kernels.moe.staged import Stages
 from bitgate.kernels.spec import Constants, Implementation, Tensors
 from bitgate.parity.digests import digest
+from bitgate.parity.faults.experts_faults import STAGES
 from bitgate.parity.gates import GATES, Budget, Subject
 from bitgate.parity.gates.session import Session
 from bitgate.parity.instance import Instance, Placement
@@ -36,80 +35,16 @@ from bitgate.records.closure import PACKAGE_ROOT
 from bitgate.records.types import Candidate, Evidence, GateResult
 
 Run = Callable[..., Tensor]
-Changed = Callable[..., Any]
 
 # No fault below leaves a setting behind, and looking takes longer than the experts.
 SETTINGS = settings()
 G2 = next(gate for gate in GATES if gate.id == "G2")
 ALL = [one.name for one in MOE_EXPERTS.implementations]
 
-# --- the faults, in a pipeline of stages ----------------------------------------------------------
-
-
-def only_slot(combine: Changed, kept: int) -> Changed:
-    """The reduction left out: one slot's rows are the result."""
-
-    def wrong(*, y: Tensor, topk_ids: Tensor, experts: int) -> Tensor:
-        others = torch.full_like(topk_ids, -1)
-        others[:, kept] = topk_ids[:, kept]
-        return combine(y=y, topk_ids=others, experts=experts)
-
-    return wrong
-
-
-def gate_half(*, gate_up: Tensor, swiglu_limit: float) -> Tensor:
-    return gate_up.chunk(2, dim=1)[0].contiguous()
-
-
-def unactivated(*, gate_up: Tensor, swiglu_limit: float) -> Tensor:
-    gate, up = gate_up.float().chunk(2, dim=1)
-    clamped = gate.clamp(max=swiglu_limit) * up.clamp(-swiglu_limit, swiglu_limit)
-    return clamped.to(torch.bfloat16)
-
-
-def swapped(act: Changed) -> Changed:
-    return lambda *, gate_up, swiglu_limit: act(
-        gate_up=gate_up.roll(gate_up.shape[1] // 2, 1), swiglu_limit=swiglu_limit
-    )
-
-
-def unclamped(act: Changed) -> Changed:
-    return lambda *, gate_up, swiglu_limit: act(gate_up=gate_up, swiglu_limit=float("inf"))
-
-
-def unweighted(gemm: Changed) -> Changed:
-    def wrong(call: GroupedMatmul, out: Tensor, acc: Tensor | None) -> None:
-        gemm(replace(call, apply_weights=0), out, acc)
-
-    return wrong
-
-
-def next_expert(align: Changed) -> Changed:
-    def wrong(*, expert_map: Tensor, **arguments: Any) -> tuple[Tensor, ...]:
-        experts = len(expert_map)
-        sorted_pairs, expert_ids, padded = align(expert_map=expert_map, **arguments)
-        return sorted_pairs, torch.where(expert_ids < 0, -1, (expert_ids + 1) % experts), padded
-
-    return wrong
-
-
-STAGE_FAULTS: dict[str, Callable[[Stages], Stages]] = {
-    "gate half unactivated, no reduction": lambda real: replace(
-        real, act=gate_half, combine=only_slot(real.combine, 0)
-    ),
-    "no activation": lambda real: replace(real, act=unactivated),
-    "no reduction, first slot": lambda real: replace(real, combine=only_slot(real.combine, 0)),
-    "no reduction, last slot": lambda real: replace(real, combine=only_slot(real.combine, -1)),
-    "no routing weight": lambda real: replace(real, gemm=unweighted(real.gemm)),
-    "gate and up swapped": lambda real: replace(real, act=swapped(real.act)),
-    "wrong expert": lambda real: replace(real, align=next_expert(real.align)),
-    "not clamped": lambda real: replace(real, act=unclamped(real.act)),
-}
-
 
 def in_stages(module: Any, name: str) -> Callable[[pytest.MonkeyPatch, str, Run], Run]:
     def plant(patch: pytest.MonkeyPatch, fault: str, run: Run) -> Run:
-        patch.setattr(module, name, STAGE_FAULTS[fault](getattr(module, name)))
+        patch.setattr(module, name, STAGES[fault](getattr(module, name)))
         return run
 
     return plant
@@ -310,7 +245,7 @@ def test_the_implementation_itself_passes(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ALL)
-@pytest.mark.parametrize("fault", STAGE_FAULTS)
+@pytest.mark.parametrize("fault", STAGES)
 def test_a_fault_is_caught_by_name(monkeypatch: pytest.MonkeyPatch, fault: str, name: str) -> None:
     one = implementation(name)
     module = one.target.partition(":")[0]
@@ -326,4 +261,4 @@ def test_a_fault_is_caught_by_name(monkeypatch: pytest.MonkeyPatch, fault: str, 
 
 def test_every_fault_is_known_to_both_kinds() -> None:
     torch_faults = {*ARGUMENT_FAULTS, "no activation", "gate half unactivated, no reduction"}
-    assert torch_faults == STAGE_FAULTS.keys()
+    assert torch_faults == STAGES.keys()
