@@ -21,7 +21,14 @@ from torch.nn import functional
 
 from bitgate.kernels.catalogue import implementation
 from bitgate.kernels.loading import load
-from bitgate.kernels.moe import MOE_EXPERTS, experts, staged_reference, staged_triton
+from bitgate.kernels.moe import (
+    MOE_EXPERTS,
+    experts,
+    fused_triton,
+    staged_reference,
+    staged_triton,
+)
+from bitgate.kernels.moe.gemm import GroupedMatmul
 from bitgate.kernels.spec import Constants, Implementation, Tensors
 from bitgate.parity.digests import digest
 from bitgate.parity.faults.experts_faults import STAGES
@@ -48,6 +55,29 @@ def in_stages(module: Any, name: str) -> Callable[[pytest.MonkeyPatch, str, Run]
         return run
 
     return plant
+
+
+def in_fused(patch: pytest.MonkeyPatch, fault: str, run: Run) -> Run:
+    """The stages that the fused form calls; another activation follows its first matmul."""
+    real = staged_triton.TRITON
+    wrong = STAGES[fault](real)
+
+    def gemm_act(call: GroupedMatmul, activation: Any) -> Tensor:
+        gate_up = call.new(torch.bfloat16)
+        real.gemm(call, gate_up, None)
+        return wrong.act(gate_up=gate_up, swiglu_limit=activation.limit)
+
+    for name, stage, function in (
+        ("align_triton", "moe_align", wrong.align),
+        ("gemm_triton", "grouped", wrong.gemm),
+        ("combine_triton", "moe_combine", wrong.combine),
+    ):
+        patch.setattr(
+            fused_triton, name, Overlaid(getattr(fused_triton, name), **{stage: function})
+        )
+    if wrong.act is not real.act:
+        patch.setattr(fused_triton, "gemm_act", gemm_act)
+    return run
 
 
 # --- the faults, in the torch forms ---------------------------------------------------------------
@@ -138,6 +168,7 @@ PLANT = {
     experts.__name__: in_torch,
     staged_reference.__name__: in_stages(staged_reference, "TILE"),
     staged_triton.__name__: in_stages(staged_triton, "TRITON"),
+    fused_triton.__name__: in_fused,
 }
 
 
