@@ -1,6 +1,5 @@
 """Addresses beyond 2^31 elements, without the memory, and which kernels are watched."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +8,11 @@ import torch
 
 from bitgate.kernels.arithmetic_triton import launch
 from bitgate.kernels.loading import load
-from bitgate.kernels.moe import align_triton, gemm_triton
+from bitgate.kernels.moe import gemm_triton
 from bitgate.kernels.moe.contract import TileConfig
 from bitgate.kernels.moe.gemm import GroupedMatmul
 from bitgate.parity.faults import address
+from bitgate.parity.faults.address_calls import compiled, everything, watched
 from bitgate.parity.faults.addresses import Seen, narrowed, watch, widens
 from bitgate.parity.faults.run import judge
 from bitgate.records import models
@@ -95,24 +95,15 @@ def test_narrowing_ends_with_its_context() -> None:
 
 
 def test_every_compiled_kernel_is_watched() -> None:
-    """An operator that is not watched beyond 2^31 elements is named here."""
+    """A kernel that is not watched beyond 2^31 elements is named here."""
     seen: set[str] = set()
-    for one, implementation in address.implementations():
-        if one.op == "moe_align":
-            # Refuses what 32 bits do not hold; its kernels are watched at small extents.
-            seen |= {f"{align_triton.__name__}:{name}" for name in vars(align_triton)}
-            continue
-        function = load(implementation.target)
-        run = _named(one.named_outputs, function)
-        for sample in address.wide(one):
-            found = address.watched(run, sample)
+    for calls in everything():
+        # What refuses such extents is watched at small ones.
+        for sample in calls.small() if calls.refuses else calls.wide():
+            found = watched(calls.run, sample)
             assert found.findings == []
             seen |= set(found.kernels)
-    assert address.compiled() <= seen
-
-
-def _named(names: Callable[[object], Any], function: Callable[..., object]) -> Any:
-    return lambda given, constants, _: names(function(**given, **constants))
+    assert compiled() - seen == set()
 
 
 def grouped(model: models.ModelShape, tokens: int) -> Seen:
@@ -158,15 +149,15 @@ def _product_wraps(seen: Seen) -> bool:
 
 def test_a_narrow_kernel_is_caught_by_the_wide_check_alone() -> None:
     """One of the faults of the area, all of which the wide run judges."""
-    kernels = [one for one in address.implementations() if one[1].name == "moe_combine-triton"]
-    target = address.target_of(*kernels[0])
-    (fault,) = address.narrow_faults(*kernels[0], target)
-    (row,) = judge(fault, target, "address")
+    (calls,) = (one for one in everything() if one.name == "moe_combine-triton")
+    (fault,) = address.narrow_faults(calls)
+    (row,) = judge(fault, address.target_of(calls), "address")
     assert (fault.id, row.problems, row.checks("caught")) == ("B2", (), ("wide",))
 
 
+@pytest.mark.slow  # the matmul in the interpreter; the whole matrix has it, too
 def test_a_buffer_that_ends_inside_of_a_block_is_caught_by_its_bounds() -> None:
-    kernels = [one for one in address.implementations() if one[1].name == "moe_gemm-triton"]
+    (calls,) = (one for one in everything() if one.name == "moe_gemm-triton")
     fault = address.short_buffer()
-    (row,) = judge(fault, address.target_of(*kernels[0]), "address")
+    (row,) = judge(fault, address.target_of(calls), "address")
     assert (fault.id, row.problems, row.checks("caught")) == ("B4", (), ("bounds",))
