@@ -8,6 +8,7 @@ import typer
 from rich.markup import escape
 
 from bitgate.parity.faults.cli import faults_command
+from bitgate.parity.order.cli import order_command
 from bitgate.parity.suites.cli import run_command
 from bitgate.records.console import console, print_json, progress, table
 from bitgate.records.errors import UsageError
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True, help="What differs: bundles of tensors, whole engines.")
 app.command("run")(run_command)
+app.command("order")(order_command)
 app.command("faults")(faults_command)
 
 _Json = Annotated[bool, typer.Option("--json", help="Print JSON only.")]

@@ -1,0 +1,102 @@
+"""Where calls come from: the frames of a bundle, or one call saved as a file."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from bitgate.kernels.spec import Constants, Tensors
+from bitgate.parity.bundle import Bundle, Frame
+from bitgate.parity.order.catalogue import ORDERS, orders_of
+from bitgate.parity.order.identify import Call
+from bitgate.records.errors import UsageError
+
+
+def save_call(
+    path: Path, op: str, constants: Constants, tensors: Mapping[str, torch.Tensor]
+) -> None:
+    """Write one call of an operator: inputs, outputs and boundaries by their names, constants.
+
+    Raises:
+        UsageError: the catalogue has no such operator.
+    """
+    orders_of(op)
+    metadata = {"op": op, "constants": json.dumps(dict(constants))}
+    save_file({name: one.contiguous() for name, one in tensors.items()}, path, metadata)
+
+
+def read_calls(path: Path, op: str | None, boundary: str = "") -> dict[str, list[Call]]:
+    """The calls of a bundle or a file, by operator; the one with the most elements first.
+
+    Args:
+        path: a bundle's directory, or a file of `save_call`.
+        op: only this operator; None: all that have a catalogue.
+        boundary: of a bundle only boundaries whose name holds this.
+
+    Raises:
+        UsageError: no such path, or no call of a known operator in it.
+        BundleError: the bundle is not whole.
+    """
+    if op is not None:
+        orders_of(op)
+    found = _of_bundle(path, boundary) if path.is_dir() else [_of_file(path)]
+    by_op: dict[str, list[Call]] = {}
+    for name, call in found:
+        if op in (None, name):
+            by_op.setdefault(name, []).append(call)
+    if not by_op:
+        raise UsageError(
+            f"{path}: expected kept calls of {op or ' or '.join(one.op for one in ORDERS)}, got "
+            f"{', '.join(sorted({name for name, _ in found})) or 'none'}"
+        )
+    for calls in by_op.values():
+        calls.sort(key=lambda call: -sum(one.numel() for one in call.observed.values()))
+    return by_op
+
+
+def _of_bundle(path: Path, boundary: str) -> list[tuple[str, Call]]:
+    known = {one.op for one in ORDERS}
+    return [
+        (str(frame.op), _of_frame(frame))
+        for frame in Bundle.open(path).frames()
+        # What changed its inputs during the call cannot be replayed.
+        if frame.op in known and frame.kept and not frame.mutated and boundary in frame.boundary.key
+    ]
+
+
+def _of_frame(frame: Frame) -> Call:
+    return Call(
+        label=f"request {frame.step.request}, token {frame.step.token}, {frame.boundary.key}",
+        inputs=frame.inputs(),
+        constants=frame.constants,
+        observed=frame.outputs(),
+    )
+
+
+def _of_file(path: Path) -> tuple[str, Call]:
+    if not path.is_file():
+        raise UsageError(
+            f"{path}: expected a bundle's directory or a safetensors file, got neither"
+        )
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            tensors: Tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except SafetensorError as error:
+        raise UsageError(f"{path}: expected a safetensors file, got: {error}") from error
+    orders = orders_of(metadata.get("op", ""))
+    try:
+        constants = json.loads(metadata.get("constants", "{}"))
+    except json.JSONDecodeError as error:
+        raise UsageError(
+            f"{path}: expected constants as JSON in the metadata, got {error}"
+        ) from error
+    return orders.op, Call(
+        label=path.name,
+        inputs={name: one for name, one in tensors.items() if name not in orders.gives},
+        constants=constants,
+        observed={name: one for name, one in tensors.items() if name in orders.gives},
+    )
