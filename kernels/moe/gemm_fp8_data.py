@@ -44,10 +44,11 @@ def make_inputs(workload: Workload, index: int) -> Tensors:
     ids = route(stream, tokens, experts, top_k)
     if workload.case == "padding":
         ids = pad(stream, ids, experts)
-    a, a_scales = quantised_rows(spread(stream, (tokens, k), scale_log2=6), group_k)
-    w, w_scales = quantised_weights(
-        spread(stream, (experts, n, k), scale_log2=4 + k.bit_length() // 2), group_n, group_k
+    a, a_scales = quantised_rows(
+        uneven(stream, spread(stream, (tokens, k), scale_log2=6), 1, group_k), group_k
     )
+    w = spread(stream, (experts, n, k), scale_log2=4 + k.bit_length() // 2)
+    w, w_scales = quantised_weights(uneven(stream, w, group_n, group_k), group_n, group_k)
     return {
         "a": a,
         "a_scales": a_scales,
@@ -59,6 +60,19 @@ def make_inputs(workload: Workload, index: int) -> Tensors:
             stream, (experts, n), high=(1 << 24) - 1, scale_log2=24, dtype=torch.float32
         ),
     }
+
+
+def uneven(stream: IntegerStream, x: torch.Tensor, group_n: int, group_k: int) -> torch.Tensor:
+    """Bfloat16 numbers with a factor for each block, from a half up to one.
+
+    Without it the largest number of every block is the same, and so is every scale: no sample could
+    tell whose scale was read.
+    """
+    *outer, n, k = x.shape
+    shape = (*outer, -(-n // group_n), -(-k // group_k))
+    factors = torch.from_numpy(stream.integers(shape, 128, 255) * 2.0**-8).float()
+    wide = factors.repeat_interleave(group_n, -2).repeat_interleave(group_k, -1)
+    return (x.float() * wide[..., :n, :k]).to(torch.bfloat16)
 
 
 def quantised_rows(x: torch.Tensor, group: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -98,23 +112,23 @@ class _Shape:
     k: int
     n: int
     scales: str = "block"
-    experts: int = 3
+    experts: int = 2
     top_k: int = 2
     apply_weights: int = 1
     groups: tuple[int, int] = (GROUP, GROUP)
-    tiles: tuple[int, int, int] = (16, 64, 64)
+    tiles: tuple[int, int, int] = (16, 128, 64)
     bias: int = 0
 
 
 _SHAPES = (
     _Shape(name="first", tokens=7, k=256, n=130, apply_weights=0),
     _Shape(name="second", tokens=14, k=192, n=96, top_k=1, bias=5),
-    _Shape(name="narrow-groups", tokens=5, k=200, n=150, groups=(128, 64), tiles=(16, 64, 128)),
+    _Shape(name="narrow-groups", tokens=5, k=200, n=150, groups=(128, 64), tiles=(16, 128, 128)),
     _Shape(name="tile-over-groups", tokens=5, k=150, n=200, groups=(64, 128), tiles=(16, 256, 32)),
     _Shape(name="larger-blocks", tokens=40, k=300, n=60, tiles=(64, 64, 128), bias=3),
-    _Shape(name="token-channel", tokens=9, k=150, n=70, scales="token-channel", bias=4),
-    _Shape(name="token-tensor", tokens=9, k=150, n=70, scales="token-tensor"),
-    _Shape(name="tensor-tensor", tokens=9, k=150, n=70, scales="tensor-tensor"),
+    _Shape(name="token-channel", tokens=5, k=150, n=70, scales="token-channel", bias=4),
+    _Shape(name="token-tensor", tokens=5, k=150, n=70, scales="token-tensor"),
+    _Shape(name="tensor-tensor", tokens=5, k=150, n=70, scales="tensor-tensor"),
 )
 
 

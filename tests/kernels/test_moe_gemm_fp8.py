@@ -69,6 +69,13 @@ def call(inputs: Tensors, **constants: Any) -> ScaledMatmul:
     return ScaledMatmul(**inputs, **chosen, config=TileConfig(**blocks))
 
 
+@pytest.mark.parametrize("workload", MOE_GEMM_FP8.suites["default"], ids=lambda one: one.key)
+def test_samples_can_tell_scales_apart(workload: Workload) -> None:
+    inputs = MOE_GEMM_FP8.make_inputs(workload, 0)
+    for name in ("a_scales", "w_scales"):
+        assert len(inputs[name].unique()) > inputs[name].numel() // 3
+
+
 # --- the tile order ------------------------------------------------------------------------------
 
 
