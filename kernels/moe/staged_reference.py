@@ -4,16 +4,25 @@ from typing import Final
 
 from torch import Tensor
 
-from bitgate.kernels.moe import act_reference, align_reference, combine_reference, gemm_reference
+from bitgate.kernels.moe import (
+    act_reference,
+    align_reference,
+    combine_reference,
+    gemm_fp8_reference,
+    gemm_reference,
+    quant_reference,
+)
 from bitgate.kernels.moe.arguments import check_experts, check_ids
 from bitgate.kernels.moe.contract import DEFAULT_CONFIG, TileConfig
-from bitgate.kernels.moe.staged import Stages, Tap, run
+from bitgate.kernels.moe.staged import Settings, Stages, Tap, run
 
 TILE: Final = Stages(
     align=align_reference.moe_align,
     gemm=gemm_reference.grouped,
     act=act_reference.moe_act,
     combine=combine_reference.moe_combine,
+    quant=quant_reference.moe_quant,
+    gemm_fp8=gemm_fp8_reference.grouped,
 )
 
 
@@ -52,4 +61,5 @@ def experts_tile(
     check_ids(topk_ids, w_gate_up.shape[0])
     tensors = {"x": x, "topk_ids": topk_ids, "topk_weights": topk_weights}
     tensors |= {"w_gate_up": w_gate_up, "w_down": w_down}
-    return run(TILE, tensors, swiglu_limit, config, tap)
+    settings = Settings(act={"swiglu_limit": swiglu_limit}, config=config, tap=tap)
+    return run(TILE, tensors, settings)

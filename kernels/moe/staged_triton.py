@@ -5,16 +5,25 @@ from typing import Final
 from torch import Tensor
 
 from bitgate.kernels.interpreter import interpreting
-from bitgate.kernels.moe import act_triton, align_triton, combine_triton, gemm_triton
+from bitgate.kernels.moe import (
+    act_triton,
+    align_triton,
+    combine_triton,
+    gemm_fp8_triton,
+    gemm_triton,
+    quant_triton,
+)
 from bitgate.kernels.moe.arguments import check_experts, check_ids
 from bitgate.kernels.moe.contract import DEFAULT_CONFIG, TileConfig
-from bitgate.kernels.moe.staged import Stages, Tap, run
+from bitgate.kernels.moe.staged import Settings, Stages, Tap, run
 
 TRITON: Final = Stages(
     align=align_triton.moe_align,
     gemm=gemm_triton.grouped,
     act=act_triton.moe_act,
     combine=combine_triton.moe_combine,
+    quant=quant_triton.moe_quant,
+    gemm_fp8=gemm_fp8_triton.grouped,
 )
 
 
@@ -46,4 +55,5 @@ def experts_triton(
         check_ids(topk_ids, w_gate_up.shape[0])
     tensors = {"x": x, "topk_ids": topk_ids, "topk_weights": topk_weights}
     tensors |= {"w_gate_up": w_gate_up, "w_down": w_down}
-    return run(TRITON, tensors, swiglu_limit, config, tap)
+    settings = Settings(act={"swiglu_limit": swiglu_limit}, config=config, tap=tap)
+    return run(TRITON, tensors, settings)

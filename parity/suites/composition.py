@@ -16,7 +16,7 @@ from torch.nn import functional
 from bitgate.kernels.moe.align_sets import Alignment
 from bitgate.kernels.moe.contract import TileConfig
 from bitgate.kernels.moe.gemm import GroupedMatmul
-from bitgate.kernels.moe.staged import Stages, run
+from bitgate.kernels.moe.staged import Settings, Stages, run
 from bitgate.parity.suites.vllm_engine import FP8, Engine, Product, Quantised
 
 _NO_LIMIT: Final = float("inf")
@@ -135,7 +135,8 @@ def compose_as(
     tensors = inputs.tensors
     if wiring.expert_map is not None:
         tensors["expert_map"] = wiring.expert_map
-    return run(stages, tensors, _NO_LIMIT, _tile_config(tiles), None)
+    settings = Settings(act={"swiglu_limit": _NO_LIMIT}, config=_tile_config(tiles))
+    return run(stages, tensors, settings)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

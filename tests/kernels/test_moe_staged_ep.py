@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from bitgate.kernels.moe import MOE_EXPERTS
-from bitgate.kernels.moe.contract import DEFAULT_CONFIG
-from bitgate.kernels.moe.staged import run
+from bitgate.kernels.moe.staged import Settings, run
 from bitgate.kernels.moe.staged_reference import TILE, experts_tile
 from bitgate.kernels.spec import Tensors
 from bitgate.records.types import Workload
@@ -29,7 +28,7 @@ def mapped(local: list[int]) -> torch.Tensor:
 def on_rank(inputs: Tensors, expert_map: torch.Tensor) -> torch.Tensor:
     weights = {name: inputs[name][LOCAL].contiguous() for name in ("w_gate_up", "w_down")}
     tensors = {**inputs, **weights, "expert_map": expert_map}
-    return run(TILE, tensors, INF, DEFAULT_CONFIG, None)
+    return run(TILE, tensors, Settings(act={"swiglu_limit": INF}))
 
 
 def by_local_ids(inputs: Tensors) -> torch.Tensor:
