@@ -72,7 +72,7 @@ def _child(areas: list[str]) -> dict[str, Any]:
     try:
         done = subprocess.run(
             [sys.executable, "-P", "-m", "bitgate.parity.faults", *areas],
-            env=process_environment({"TRITON_INTERPRET": "1"}),
+            env=process_environment({"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}),
             capture_output=True,
             text=True,
             timeout=_CHILD_SECONDS,
