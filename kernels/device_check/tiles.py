@@ -26,7 +26,6 @@ from bitgate.kernels.moe.contract import TileConfig
 from bitgate.kernels.moe.experts_data import route
 from bitgate.kernels.moe.gemm import GroupedMatmul
 from bitgate.kernels.moe.gemm_fp8 import ScaledMatmul
-from bitgate.kernels.spec import Tensors
 
 # Ten configurations: every instruction family (16 and 64 rows and more), three depths of K, both
 # launch widths. If the accumulation is one chain of k = 16 steps, all of them give equal bits.
@@ -69,7 +68,12 @@ def tiles(context: Context) -> Iterator[Row]:
         codes, scales = quant_triton.moe_quant(
             x=a, scheme="group", group=_GROUP, scale_rule="amax", rounding="divide"
         )
-        scaled = {"a": codes, "a_scales": scales, "w": w_codes, "w_scales": w_scales}
+        scaled: dict[str, Any] = {
+            "a": codes,
+            "a_scales": scales,
+            "w": w_codes,
+            "w_scales": w_scales,
+        }
 
         def plain(config: TileConfig, a: Tensor = a, ids: Tensor = ids) -> Tensor:
             call = GroupedMatmul(a=a, w=w, **_pairs(ids, experts, config), config=config)
@@ -77,7 +81,7 @@ def tiles(context: Context) -> Iterator[Row]:
             gemm_triton.grouped(call, out, acc)
             return acc
 
-        def float8(config: TileConfig, given: Tensors = scaled, ids: Tensor = ids) -> Tensor:
+        def float8(config: TileConfig, given: dict[str, Any] = scaled, ids: Tensor = ids) -> Tensor:
             call = ScaledMatmul(**given, **_pairs(ids, experts, config), config=config)
             out, acc = call.new(torch.bfloat16), call.new(torch.float32)
             gemm_fp8_triton.grouped(call, out, acc)
