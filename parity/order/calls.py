@@ -1,7 +1,7 @@
 """Where calls come from: the frames of a bundle, or one call saved as a file."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -28,11 +28,11 @@ def save_call(
     save_file({name: one.contiguous() for name, one in tensors.items()}, path, metadata)
 
 
-def read_calls(path: Path, op: str | None, boundary: str = "") -> dict[str, list[Call]]:
-    """The calls of a bundle or a file, by operator; the one with the most elements first.
+def read_calls(paths: Sequence[Path], op: str | None, boundary: str = "") -> dict[str, list[Call]]:
+    """The calls of bundles and files, by operator; of a bundle the largest call first.
 
     Args:
-        path: a bundle's directory, or a file of `save_call`.
+        paths: bundles' directories, or files of `save_call`.
         op: only this operator; None: all that have a catalogue.
         boundary: of a bundle only boundaries whose name holds this.
 
@@ -42,29 +42,32 @@ def read_calls(path: Path, op: str | None, boundary: str = "") -> dict[str, list
     """
     if op is not None:
         orders_of(op)
-    found = _of_bundle(path, boundary) if path.is_dir() else [_of_file(path)]
+    found: list[tuple[str, Call]] = []
+    for path in paths:
+        found += _of_bundle(path, boundary) if path.is_dir() else [_of_file(path)]
     by_op: dict[str, list[Call]] = {}
     for name, call in found:
         if op in (None, name):
             by_op.setdefault(name, []).append(call)
     if not by_op:
         raise UsageError(
-            f"{path}: expected kept calls of {op or ' or '.join(one.op for one in ORDERS)}, got "
+            f"{', '.join(map(str, paths))}: expected kept calls of {op or ' or '.join(one.op for one in ORDERS)}, got "
             f"{', '.join(sorted({name for name, _ in found})) or 'none'}"
         )
-    for calls in by_op.values():
-        calls.sort(key=lambda call: -sum(one.numel() for one in call.observed.values()))
     return by_op
 
 
 def _of_bundle(path: Path, boundary: str) -> list[tuple[str, Call]]:
     known = {one.op for one in ORDERS}
-    return [
+    found = [
         (str(frame.op), _of_frame(frame))
         for frame in Bundle.open(path).frames()
         # What changed its inputs during the call cannot be replayed.
         if frame.op in known and frame.kept and not frame.mutated and boundary in frame.boundary.key
     ]
+    # The largest call tells the most orders apart.
+    found.sort(key=lambda one: -sum(tensor.numel() for tensor in one[1].observed.values()))
+    return found
 
 
 def _of_frame(frame: Frame) -> Call:

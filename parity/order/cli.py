@@ -14,8 +14,9 @@ if TYPE_CHECKING:
 
 
 def order_command(
-    path: Annotated[
-        Path, typer.Argument(metavar="PATH", help="A bundle, or a safetensors file of one call.")
+    paths: Annotated[
+        list[Path],
+        typer.Argument(metavar="PATH...", help="Bundles, or safetensors files of one call each."),
     ],
     op: Annotated[str | None, typer.Option("--op", help="Only this operator.")] = None,
     boundary: Annotated[
@@ -40,7 +41,7 @@ def order_command(
     if calls < 0 or (tokens is not None and tokens < 1):
         raise UsageError("expected --calls of 0 or more and --tokens of 1 or more")
     findings: list[Finding] = []
-    for name, found in read_calls(path, op, boundary).items():
+    for name, found in read_calls(paths, op, boundary).items():
         part = found[: calls or None]
         if len(part) < len(found) and not as_json:
             console().print(f"{name}: {len(part)} of {len(found)} calls; --calls 0 takes all")

@@ -5,8 +5,9 @@ from typing import Final
 
 import torch
 
+from bitgate.kernels import arithmetic
 from bitgate.kernels.spec import Constants, Tensors
-from bitgate.parity.order.base import Choice, Dimension, Orders, State
+from bitgate.parity.order.base import Choice, Dimension, Option, Orders, State
 from bitgate.parity.order.moe import (
     ACTIVATION,
     EARLY,
@@ -149,6 +150,27 @@ GEMM: Final = Orders(
 )
 
 
+def _truncated(state: State) -> Tensors:
+    bits = state["product"].contiguous().view(torch.int32) >> 16
+    return {"out": bits.to(torch.int16).view(torch.bfloat16)}
+
+
+RESULT: Final = Dimension(
+    name="result",
+    asks="how is the product rounded to bfloat16?",
+    options=(
+        Option(
+            name="nearest",
+            text="to nearest even",
+            run=lambda s: {"out": arithmetic.round_bf16(s["product"])},
+        ),
+        Option(name="truncated", text="towards zero, as an unrepaired interpreter", run=_truncated),
+    ),
+    reads=("product",),
+    gives=("out",),
+)
+
+
 def _act(inputs: Tensors, constants: Constants) -> Tensors:
     if constants.get("kind", "silu") != "silu":
         raise UsageError(
@@ -160,12 +182,12 @@ def _act(inputs: Tensors, constants: Constants) -> Tensors:
 
 ACT: Final = Orders(
     op="moe_act",
-    dimensions=(SILU, ACTIVATION, EARLY),
+    dimensions=(SILU, ACTIVATION, RESULT),
     prepare=_act,
     named=(
         (
             "moe-bf16/1",
-            (("silu", "replayed"), ("activation", "bf16-between"), ("early weight", "no")),
+            (("silu", "replayed"), ("activation", "bf16-between"), ("result", "nearest")),
         ),
     ),
     work=lambda inputs: inputs["gate_up"].numel(),

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from bitgate.kernels import arithmetic
 from bitgate.kernels.moe import align_reference, gemm_reference
-from bitgate.kernels.moe.contract import DEFAULT_CONFIG, TileConfig
+from bitgate.kernels.moe.contract import TileConfig
 from bitgate.kernels.moe.gemm import GroupedMatmul
 from bitgate.kernels.spec import Tensors
 from bitgate.parity.order import scalar
@@ -21,7 +21,6 @@ from bitgate.parity.order.base import Dimension, Option, State
 from bitgate.parity.order.sums import SUMS, Sum, grouped
 
 FIRST, SECOND = "first matmul", "second matmul"
-_TILE_KS: Final = (16, 32, 64, 128, 256, 512, 1024)
 Operands = tuple[Tensor, Tensor]
 Product = Callable[[Tensor, Tensor, State], Tensor]
 
@@ -83,32 +82,23 @@ def _groups(state: State) -> list[tuple[int, Tensor]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Matmul:
-    """One order of a matmul.
-
-    Below a K of `from_k` it is the order of another line. `library`: torch chooses by shape.
-    """
+    """One order of a matmul. `library`: torch chooses it by shape."""
 
     name: str
     text: str
     product: Product
-    from_k: int = 0
     library: bool = False
 
 
 PRODUCTS: Final = (
-    *(
-        _Matmul(name=one.name, text=one.text, product=_summed(one), from_k=(one.chunk or -1) + 1)
-        for one in SUMS
-    ),
+    *(_Matmul(name=one.name, text=one.text, product=_summed(one)) for one in SUMS),
     *(
         _Matmul(
             name=f"tile-{block_k}",
             text=f"products of tiles by the host's BLAS, K in steps of {block_k}",
             product=_tiled(block_k),
-            # A tile is filled up with +0; that of the contract has a name.
-            from_k=0 if block_k == DEFAULT_CONFIG.block_k else block_k // 2 + 1,
         )
-        for block_k in _TILE_KS
+        for block_k in (16, 32, 64, 128, 256)
     ),
     _Matmul(
         name="torch-fp32",
@@ -128,19 +118,17 @@ PRODUCTS: Final = (
 def matmul(
     name: str, result: str, reads: tuple[str, ...], operands: Callable[[State], Operands]
 ) -> Dimension:
-    """A grouped matmul in every order, from operands (rows, weights) to a named accumulator."""
+    """A grouped matmul in every order, from operands (rows, weights) to a named accumulator.
+
+    Chunks of all of K are another name for no chunks; which of them a longer K tells apart.
+    """
 
     def computed(product: Product) -> Callable[[State], Tensors]:
         return lambda state: {result: product(*operands(state), state)}
 
-    def applies(from_k: int) -> Callable[[State], bool]:
-        def check(state: State) -> bool:
-            # Both matmuls of one implementation add in one order.
-            if name == SECOND and state.chosen(FIRST) not in (None, state.chosen(SECOND)):
-                return False
-            return _longest(state) >= from_k
-
-        return check
+    def applies(state: State) -> bool:
+        # Both matmuls of one implementation add in one order.
+        return name != SECOND or state.chosen(FIRST) in (None, state.chosen(SECOND))
 
     return Dimension(
         name=name,
@@ -150,7 +138,7 @@ def matmul(
                 name=one.name,
                 text=one.text,
                 run=computed(one.product),
-                applies=applies(one.from_k),
+                applies=applies,
                 needs_all_rows=one.library,
             )
             for one in PRODUCTS
@@ -158,14 +146,6 @@ def matmul(
         reads=reads,
         gives=(result,),
     )
-
-
-def _longest(state: State) -> int:
-    """The longest K of the matmuls that share an order; chunks beyond it are all of K."""
-    weights = [
-        state.tensors[name] for name in ("w_gate_up", "w_down", "w") if name in state.tensors
-    ]
-    return max(one.shape[2] for one in weights)
 
 
 def _not_rounded_yet(state: State) -> bool:
