@@ -30,14 +30,15 @@ def faults_command(
 ) -> None:
     """Plant every catalogued defect and see that exactly the listed checks catch it.
 
-    Exit code 0: each fault is caught as stated, and every check passes what is correct.
+    Exit code 0: each fault is caught as stated, and every check passes what is correct. Otherwise
+    1, and no page is written.
     """
     if area and write is not None:
         raise UsageError("--write needs the whole catalogue: leave out --area")
     with progress(quiet=as_json) as display:
         display.add_task("planting faults", total=None)
         document = _judged(tuple(area or ()))
-    if write is not None:
+    if write is not None and document["passed"]:
         from bitgate.parity.faults.document import page
 
         write.write_text(page(document), encoding="utf-8")

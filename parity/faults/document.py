@@ -42,8 +42,8 @@ trigger and did not notice; the target's other checks never meet the trigger. Th
 by exactly the checks that its catalogue entry lists, that its trigger happens, that it changes the
 result, and that every check passes every correct implementation, is what the command verifies.
 
-Names: `B` the published bugs, `S` the faults of the profiler that started this, `C` another
-engine's or another order's arithmetic under our contract's name, `M` a stage left out or miswired,
+Names: `B` the published bugs, `S` a profiler's path beside its engine, `C` another engine's
+or another order's arithmetic under our contract's name, `M` a stage left out or miswired,
 `A` a kernel without its 64-bit indices.
 """
 

@@ -23,7 +23,7 @@ from bitgate.records.types import Workload
 _OP = "moe_experts"
 _ROWS = Rows(inputs=("x", "topk_ids", "topk_weights"), outputs=("out",))
 _BUCKETS = (1, 2, 3, 4, 5, 8, 9, 17)
-_SEED = ("the seed's W6",)
+_PROFILER = ("NetX-lab/Frontier at a4b22df, its profiling path of fused MoE",)
 _PLANTED = ("planted",)
 
 
@@ -207,7 +207,7 @@ FAULTS = (
     _stage(
         "gate half unactivated, no reduction",
         "B39",
-        _SEED,
+        _PROFILER,
         trigger="any tokens, compared with gated experts",
     ),
     _stage("no activation", "M1"),
@@ -226,7 +226,7 @@ FAULTS = (
         id="S3",
         title="the compute type is float16 though all buffers are bfloat16",
         trigger="values that float16 rounds, or beyond 65504",
-        sources=(*_SEED, "its profiling path passed float16 whenever FP8 was on"),
+        sources=(*_PROFILER, "it passed float16 whenever FP8 was on"),
         target=_OP,
         plant=faults.rounded_by(faults.through_half),
         witness=lambda run: _out(run, _large()),
