@@ -16,6 +16,7 @@ from bitgate.kernels.moe.act_quant import MOE_ACT_QUANT
 from bitgate.kernels.moe.align import MOE_ALIGN
 from bitgate.kernels.moe.combine import MOE_COMBINE
 from bitgate.kernels.moe.combine_weighted import MOE_COMBINE_WEIGHTED, MOE_GATHER_1
+from bitgate.kernels.moe.experts_fp8 import MOE_EXPERTS_FP8
 from bitgate.kernels.moe.gemm import MOE_GEMM
 from bitgate.kernels.moe.gemm_fp8 import MOE_GEMM_FP8
 from bitgate.kernels.moe.mxfp4 import MOE_DEQUANT_MXFP4, MXFP4_1
@@ -45,6 +46,7 @@ KERNELS: tuple[Kernel, ...] = (
     MOE_QUANT_WEIGHT,
     MOE_ACT_QUANT,
     MOE_EXPERTS,
+    MOE_EXPERTS_FP8,
 )
 CONTRACTS: tuple[Contract, ...] = (
     MHC_C1,

@@ -128,3 +128,5 @@ def promotion_interval(block_k: int, group_n: int, group_k: int) -> int:
 
 
 DEFAULT_CONFIG: Final = TileConfig()
+# As deep as the usual block of a weight's scales, vLLM's default under them.
+FP8_CONFIG: Final = TileConfig(block_k=128)

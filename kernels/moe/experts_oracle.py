@@ -87,7 +87,15 @@ def experts_float64(
 def _expert(rows: Tensor, w_gate_up: Tensor, w_down: Tensor, limit: float) -> tuple[Tensor, Tensor]:
     """One expert's rows before the last rounding, in float32."""
     both, both_error = matmul(rows, torch.zeros_like(rows), w_gate_up)
-    both_error = rounded(both, both_error)
+    product, error = gated(both, rounded(both, both_error), limit)
+    return matmul(product, error, w_down)
+
+
+def gated(both: Tensor, both_error: Tensor, limit: float) -> tuple[Tensor, Tensor]:
+    """The activation silu of exact gates and ups, halves of the last axis, and its error.
+
+    The error is that after both roundings to bfloat16.
+    """
     gate, up = both.chunk(2, dim=-1)
     gate_error, up_error = both_error.chunk(2, dim=-1)
     # A clamp never moves two numbers apart.
@@ -97,7 +105,7 @@ def _expert(rows: Tensor, w_gate_up: Tensor, w_down: Tensor, limit: float) -> tu
     silu_error = rounded(silu, silu_error + _SILU_EVALUATION * (silu.abs() + silu_error))
     product = silu * up
     error = silu_error * up.abs() + up_error * silu.abs() + silu_error * up_error
-    return matmul(product, rounded(product, error), w_down)
+    return product, rounded(product, error)
 
 
 def matmul(rows: Tensor, rows_error: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:

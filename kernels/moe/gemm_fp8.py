@@ -34,6 +34,7 @@ Sources: vLLM 0.10.2 and 0.33.0, fused_moe.py; SGLang 0.5.23, fused_moe_triton_k
 54e2261.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -42,7 +43,7 @@ import torch
 from bitgate.kernels.arguments import bind
 from bitgate.kernels.moe import gemm_fp8_data
 from bitgate.kernels.moe.contract import (
-    DEFAULT_CONFIG,
+    FP8_CONFIG,
     MOE_FP8_1,
     TileConfig,
     promotion_interval,
@@ -77,9 +78,9 @@ MOE_GEMM_FP8 = Kernel(
     constants=(
         ("accumulate", "mul-mul-add"),
         ("apply_weights", 1),
-        ("block_k", DEFAULT_CONFIG.block_k),
-        ("block_m", DEFAULT_CONFIG.block_m),
-        ("block_n", DEFAULT_CONFIG.block_n),
+        ("block_k", FP8_CONFIG.block_k),
+        ("block_m", FP8_CONFIG.block_m),
+        ("block_n", FP8_CONFIG.block_n),
         ("group_k", gemm_fp8_data.GROUP),
         ("group_n", gemm_fp8_data.GROUP),
         ("scheme", "block"),
@@ -202,21 +203,39 @@ class ScaledMatmul:
         return torch.zeros(self.shape, dtype=dtype, device=self.a.device)
 
     def _check_scales(self) -> None:
-        (tokens, k), (experts, n, _) = self.a.shape, self.w.shape
-        if self.scheme == "block":
-            groups = -(-k // self.group_k)
-            of_a = {(tokens, groups)}
-            of_w = {(experts, -(-n // self.group_n), groups)}
-        else:
-            of_a, of_w = {(tokens, 1), (1, 1)}, {(experts, n, 1), (experts, 1, 1)}
-        for name, shapes in (("a_scales", of_a), ("w_scales", of_w)):
-            got = tuple(getattr(self, name).shape)
-            if got not in shapes:
-                expected = " or ".join(str(list(shape)) for shape in sorted(shapes, reverse=True))
-                raise UsageError(
-                    f"moe_gemm_fp8: expected {name} of {expected} under scheme {self.scheme} with "
-                    f"groups of {self.group_n} by {self.group_k}, got {list(got)}"
-                )
+        tokens, k = self.a.shape
+        groups = self.group_n, self.group_k
+        of_a = [(tokens, -(-k // self.group_k))]
+        if self.scheme == "whole":
+            of_a = [(tokens, 1), (1, 1)]
+        require_scales("moe_gemm_fp8", "a_scales", self.a_scales, self.scheme, groups, of_a)
+        of_w = weight_scales(self.scheme, self.w, groups)
+        require_scales("moe_gemm_fp8", "w_scales", self.w_scales, self.scheme, groups, of_w)
+
+
+def weight_scales(scheme: str, w: torch.Tensor, groups: tuple[int, int]) -> list[tuple[int, ...]]:
+    """The shapes that the scales of weights [experts, n, k] may have."""
+    experts, n, k = w.shape
+    if scheme == "block":
+        return [(experts, -(-n // groups[0]), -(-k // groups[1]))]
+    return [(experts, n, 1), (experts, 1, 1)]
+
+
+def require_scales(
+    op: str,
+    name: str,
+    scales: torch.Tensor,
+    scheme: str,
+    groups: tuple[int, int],
+    shapes: Sequence[tuple[int, ...]],
+) -> None:
+    """Raise UsageError unless scales have one of the shapes."""
+    if tuple(scales.shape) not in shapes:
+        expected = " or ".join(str(list(shape)) for shape in shapes)
+        raise UsageError(
+            f"{op}: expected {name} of {expected} under scheme {scheme} with groups of "
+            f"{groups[0]} by {groups[1]}, got {list(scales.shape)}"
+        )
 
 
 def _check_name(name: str, value: str, known: tuple[str, ...]) -> None:

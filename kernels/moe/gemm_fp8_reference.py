@@ -13,7 +13,7 @@ from torch import Tensor
 
 from bitgate.kernels import arithmetic
 from bitgate.kernels.arithmetic import canonical, round_bf16
-from bitgate.kernels.moe.contract import DEFAULT_CONFIG, TileConfig
+from bitgate.kernels.moe.contract import FP8_CONFIG, TileConfig
 from bitgate.kernels.moe.experts_oracle import FP32, TINY, summation
 from bitgate.kernels.moe.gemm_fp8 import ScaledMatmul
 from bitgate.kernels.moe.gemm_fp8_data import GROUP
@@ -25,8 +25,8 @@ HOPPER_FP8: Final = 2.0**-13
 
 
 def _fma(part: Floats, a: Floats, b: Floats, acc: Floats) -> Floats:
-    scaled, b, acc = (torch.from_numpy(one) for one in np.broadcast_arrays(part * a, b, acc))
-    fused: Floats = arithmetic.fma(scaled, b, acc).numpy()
+    terms = (torch.from_numpy(one.copy()) for one in np.broadcast_arrays(part * a, b, acc))
+    fused: Floats = arithmetic.fma(*terms).numpy()
     return fused
 
 
@@ -54,9 +54,9 @@ def moe_gemm_fp8(
     group_n: int = GROUP,
     group_k: int = GROUP,
     accumulate: str = "mul-mul-add",
-    block_m: int = DEFAULT_CONFIG.block_m,
-    block_n: int = DEFAULT_CONFIG.block_n,
-    block_k: int = DEFAULT_CONFIG.block_k,
+    block_m: int = FP8_CONFIG.block_m,
+    block_n: int = FP8_CONFIG.block_n,
+    block_k: int = FP8_CONFIG.block_k,
     config: TileConfig | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Multiply each pair's codes with its expert's, and scale; see MOE_GEMM_FP8 and ScaledMatmul.

@@ -12,7 +12,7 @@ from bitgate.kernels import alias
 from bitgate.kernels.arguments import bind, output
 from bitgate.kernels.arithmetic_triton import canonical, launch, round_bf16
 from bitgate.kernels.interpreter import repair, tl, triton
-from bitgate.kernels.moe.contract import DEFAULT_CONFIG, TileConfig
+from bitgate.kernels.moe.contract import FP8_CONFIG, TileConfig
 from bitgate.kernels.moe.gemm_fp8 import ACCUMULATE, MOE_GEMM_FP8, ScaledMatmul
 from bitgate.kernels.moe.gemm_fp8_data import GROUP
 from bitgate.kernels.moe.gemm_triton import finished, rows_adjacent, tile_of
@@ -144,9 +144,9 @@ def moe_gemm_fp8(
     group_n: int = GROUP,
     group_k: int = GROUP,
     accumulate: str = "mul-mul-add",
-    block_m: int = DEFAULT_CONFIG.block_m,
-    block_n: int = DEFAULT_CONFIG.block_n,
-    block_k: int = DEFAULT_CONFIG.block_k,
+    block_m: int = FP8_CONFIG.block_m,
+    block_n: int = FP8_CONFIG.block_n,
+    block_k: int = FP8_CONFIG.block_k,
     config: TileConfig | None = None,
     out: Tensor | None = None,
     acc: Tensor | None = None,
