@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
-from typing import Literal
+from typing import Final, Literal, get_args
 
 from bitgate.records.base import Value, require, require_decimal, require_sha256, require_utc
 from bitgate.records.proof import Evidence, Pairs, Tier, Verdict, Workload
@@ -14,7 +14,8 @@ Outcome = Literal["passed", "rejected", "inconclusive", "invalid", "reported"]
 DecisionKind = Literal["opening-baseline", "promoted", "rejected"]
 
 # How a price was had, from a measurement that fits to none at all.
-PRICE_SOURCES = ("exact", "interpolated", "extrapolated", "assumed")
+PriceSource = Literal["exact", "interpolated", "extrapolated", "assumed"]
+PRICE_SOURCES: Final[tuple[PriceSource, ...]] = get_args(PriceSource)
 
 
 # --- who, what and where -------------------------------------------------------------------------

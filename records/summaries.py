@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import cache
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal, get_args
 
 from pydantic import AfterValidator, TypeAdapter, ValidationError
 
@@ -16,6 +16,9 @@ from bitgate.records.base import require_decimal
 from bitgate.records.errors import LedgerBroken
 from bitgate.records.ledger import Entry, Ledger
 from bitgate.records.rows import PRICE_SOURCES, Simulation
+
+SummarySchema = Literal["bitgate-sim/1"]
+SUMMARY_SCHEMA: Final[SummarySchema] = get_args(SummarySchema)[0]
 
 
 def _decimal(text: str) -> str:
@@ -106,7 +109,7 @@ class Trace:
 class Summary:
     """One simulation's answer. `engine` and `audit` are plain JSON objects."""
 
-    schema: Literal["bitgate-sim/1"]
+    schema: SummarySchema
     name: str
     labels: tuple[str, ...]
     model: Model
@@ -133,7 +136,7 @@ def read_summary(ledger: Ledger, entry: Entry[Simulation]) -> Summary:
         detail = error.errors(include_url=False)[0]
         place = ".".join(map(str, detail["loc"])) or "the whole"
         raise SummaryError(
-            f"the summary is not of bitgate-sim/1: {place}: {detail['msg']}"
+            f"the summary is not of {SUMMARY_SCHEMA}: {place}: {detail['msg']}"
         ) from None
     _require_same(summary, entry.body)
     return summary

@@ -17,18 +17,16 @@ price: a call that none of these covers raises MissingPrice.
 from collections.abc import Callable, Iterable, Mapping
 from fractions import Fraction
 from math import floor
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from bitgate.records.errors import UsageError
 from bitgate.records.lanes import lane_id
 from bitgate.records.ops import bytes_of, flops_of, operator
 from bitgate.records.timings import LaneTiming
-from bitgate.records.types import Workload
+from bitgate.records.types import PriceSource, Workload
 from bitgate.sim.arch import Key, Term
 from bitgate.sim.peaks import Peaks
 from bitgate.sim.tables import END, SUMMED, Nearest, Point, Sources, Table
-
-How = Literal["exact", "interpolated", "extrapolated", "assumed"]
 
 _NS = 1_000_000_000
 
@@ -41,7 +39,7 @@ class Price(NamedTuple):
     """What one call takes, how that was found, and the records behind it."""
 
     ns: int
-    how: How
+    how: PriceSource
     sources: Sources
 
 
@@ -53,7 +51,7 @@ class Quote(NamedTuple):
     rise: int
     base: int
     over: int
-    how: How
+    how: PriceSource
     sources: Sources
 
     def ns(self, size: int) -> int:
@@ -222,7 +220,7 @@ def _at_fraction(
 
 
 def _highest(
-    lines: list[tuple[int, int, int]], x: int, span: tuple[int, int], how: How, sources: Sources
+    lines: list[tuple[int, int, int]], x: int, span: tuple[int, int], how: PriceSource, sources: Sources
 ) -> Quote:
     """The highest of some lines at x, as far as it stays the highest within the span."""
     rise, base, over = max(lines, key=lambda line: Fraction(line[0] * x + line[1], line[2]))

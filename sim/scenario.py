@@ -11,6 +11,7 @@ from bitgate.records.clock import utc_now
 from bitgate.records.durable import replace_file
 from bitgate.records.errors import BitgateError, Inconclusive, UsageError
 from bitgate.records.ledger import Entry, Ledger, Row, Writer
+from bitgate.records.summaries import SUMMARY_SCHEMA
 from bitgate.records.timings import Basis, lane_timings
 from bitgate.records.types import PRICE_SOURCES, Simulation
 from bitgate.sim.arch import load_model, terms
@@ -24,7 +25,6 @@ from bitgate.sim.prices import PriceBook
 from bitgate.sim.run import Run
 from bitgate.sim.sources import Sources, select
 from bitgate.sim.summary import (
-    SCHEMA,
     Offered,
     as_bytes,
     audit_row,
@@ -157,7 +157,7 @@ def run(scenario: Scenario, out: Path | None = None) -> Outcome:
     _require_served(ran)
     spent = meter.close(ran.busy_ns, scenario.engine.step_overhead_ns)
     facts = {
-        "schema": SCHEMA,
+        "schema": SUMMARY_SCHEMA,
         "name": scenario.name,
         "model": model_row(model, scenario.model),
         "workload": offered.row(scenario.trace),

@@ -22,7 +22,6 @@ from bitgate.sim.meter import Spent
 from bitgate.sim.peaks import Peaks
 from bitgate.sim.workload import Request
 
-SCHEMA = "bitgate-sim/1"
 _PLACES = 10**6
 
 
