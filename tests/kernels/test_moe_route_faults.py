@@ -78,18 +78,6 @@ def test_broken_logits_give_distinct_experts_and_finite_weights(
     assert ids[0].tolist() == [0, 1, 2, 3]
 
 
-def test_an_argmax_that_a_nan_defeats_takes_one_expert_again_and_again() -> None:
-    """The control of the test above: the fault, as it was published."""
-    keys, ids = torch.full((1, 7), NAN), []
-    for _ in range(4):
-        best, at = torch.tensor(-INF), 0
-        for expert in range(7):
-            if keys[0, expert] > best:
-                best, at = keys[0, expert], expert
-        ids.append(at)
-    assert ids == [0, 0, 0, 0]
-
-
 @pytest.mark.parametrize("run", RUNS)
 def test_a_bias_that_is_not_finite_still_gives_distinct_experts(
     run: Callable[..., Routed],

@@ -43,6 +43,7 @@ def document(*problems: str) -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow  # another Python with torch and Triton; the whole matrix is judged in this one
 def test_an_area_is_judged_in_a_process_of_its_own() -> None:
     result = run("--area", "config", "--json")
     assert result.exit_code == 0, result.exception
