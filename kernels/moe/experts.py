@@ -40,8 +40,7 @@ def experts_loop(
         [tokens, hidden] bfloat16.
 
     Raises:
-        TypeError: a tensor has another dtype.
-        ValueError: shapes disagree, an id is out of range, or the limit is not positive.
+        UsageError: dtypes or shapes disagree, an id is out of range, or the limit is not positive.
     """
     check_experts(x, topk_ids, topk_weights, w_gate_up, w_down, swiglu_limit)
     check_ids(topk_ids, w_gate_up.shape[0])

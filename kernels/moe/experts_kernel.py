@@ -1,6 +1,7 @@
 """The definition of moe_experts: tensors, constants, suites and implementations."""
 
 from bitgate.kernels.moe import experts
+from bitgate.kernels.moe.arguments import INPUTS
 from bitgate.kernels.moe.contract import MOE_BF16_1, MOE_TORCH_1
 from bitgate.kernels.moe.experts_data import make_inputs
 from bitgate.kernels.moe.experts_fixtures import integer_cases
@@ -29,21 +30,7 @@ MOE_EXPERTS = Kernel(
     summary="both matmuls of the routed experts, gated activation, routing weights, reduction",
     definition=str(experts.__doc__),
     tensors=(
-        TensorSpec(name="x", dtype="bfloat16", axes=("tokens", "hidden")),
-        TensorSpec(name="topk_ids", dtype="int64", axes=("tokens", "top_k")),
-        TensorSpec(name="topk_weights", dtype="float32", axes=("tokens", "top_k")),
-        TensorSpec(
-            name="w_gate_up",
-            dtype="bfloat16",
-            axes=("experts", "2*intermediate", "hidden"),
-            role="param",
-        ),
-        TensorSpec(
-            name="w_down",
-            dtype="bfloat16",
-            axes=("experts", "hidden", "intermediate"),
-            role="param",
-        ),
+        *INPUTS,
         TensorSpec(name="out", dtype="bfloat16", axes=("tokens", "hidden"), role="out"),
     ),
     constants=(("swiglu_limit", 10.0),),

@@ -48,10 +48,8 @@ def experts_triton(
     id below 0 or from the number of experts on is dropped.
 
     Raises:
-        TypeError: a tensor has another dtype.
-        ValueError: shapes disagree, the limit is not positive, or, interpreted, an id is out of
-            range.
-        UsageError: the limit is no bfloat16.
+        UsageError: dtypes or shapes disagree, the limit is not positive or no bfloat16, or,
+            interpreted, an id is out of range.
         EnvironmentUnfit: CPU tensors where Triton does not interpret.
     """
     check_experts(x, topk_ids, topk_weights, w_gate_up, w_down, swiglu_limit)
