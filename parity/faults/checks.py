@@ -288,16 +288,15 @@ def refuses(calls: Samples, error: type[Exception]) -> Check:
     return Check(name="refuses", look=look)
 
 
-def suite(kernel: Kernel, suite: str = "default", samples: int = 1) -> list[Sample]:
-    """The first samples of every workload of a suite, with the kernel's constants."""
+def suite(kernel: Kernel) -> list[Sample]:
+    """The first sample of every workload of the default suite, with the kernel's constants."""
     return [
         Sample(
-            name=f"{workload.key}#{index}",
-            given=kernel.make_inputs(workload, index),
+            name=workload.key,
+            given=kernel.make_inputs(workload, 0),
             constants=dict(kernel.constants),
         )
-        for workload in kernel.suites[suite]
-        for index in range(samples)
+        for workload in kernel.suites["default"]
     ]
 
 

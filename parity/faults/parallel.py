@@ -32,7 +32,7 @@ def area() -> Area:
         checks=(
             checks.bits(_in_rank_order, _parts),
             checks.repeat(_parts),
-            checks.alone(_tokens_first, _ROWS),
+            checks.alone(_parts, _ROWS),
         ),
     )
     shards = Target(
@@ -60,10 +60,6 @@ def _parts() -> list[Sample]:
     parts[:, 1::2] = -parts[:, ::2]
     parts[:, 3] += 1
     return [Sample(name="eight ranks", given={"parts": parts}, constants={})]
-
-
-def _tokens_first() -> list[Sample]:
-    return _parts()
 
 
 def _added(parts: Tensor, order: list[int]) -> Tensor:
