@@ -11,6 +11,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from bitgate.records.errors import UsageError
+from bitgate.records.proof import Workload
+
 _GOLDEN = 0x9E3779B97F4A7C15
 _MASK = (1 << 64) - 1
 
@@ -84,3 +87,17 @@ def integer_tensor(
     values = stream.integers(shape, -high, high).astype(np.float32)
     values *= np.float32(2.0**-scale_log2)
     return torch.from_numpy(values).to(dtype)
+
+
+def require_workload(workload: Workload, cases: tuple[str, ...], dtype: str = "bfloat16") -> None:
+    """Check that inputs can be made for a workload.
+
+    Raises:
+        UsageError: another dtype, none of these cases, or more slots of a token than experts.
+    """
+    if workload.case not in cases or workload.dtype != dtype:
+        raise UsageError(f"{workload.key}: expected dtype {dtype} and a case of {', '.join(cases)}")
+    axes = dict(workload.axes)
+    experts = axes.get("experts")
+    if experts is not None and not 0 < axes.get("top_k", 1) <= experts:
+        raise UsageError(f"{workload.key}: top_k must be 1 to {experts} (the number of experts)")

@@ -5,11 +5,10 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from bitgate.kernels.data import IntegerStream
+from bitgate.kernels.data import IntegerStream, require_workload
 from bitgate.kernels.moe import experts_data
 from bitgate.kernels.moe.align_layouts import DEFAULT_LAYOUT, LAYOUTS, layout_of
 from bitgate.kernels.spec import IntegerCase, Tensors
-from bitgate.records.errors import UsageError
 from bitgate.records.types import Workload
 
 CASES = (*experts_data.CASES, "rank-0", "rank-1", "none-local", "one-expert", "twice")
@@ -28,13 +27,8 @@ def make_inputs(workload: Workload, index: int) -> Tensors:
         UsageError: unknown case or dtype, or more slots per token than experts where they differ.
     """
     case = workload.case
-    if case not in CASES or workload.dtype != "bfloat16":
-        raise UsageError(
-            f"{workload.key}: expected dtype bfloat16 and a case of {', '.join(CASES)}"
-        )
+    require_workload(workload, CASES)
     tokens, experts, top_k = (workload.axis(name) for name in ("tokens", "experts", "top_k"))
-    if not 0 < top_k <= experts:
-        raise UsageError(f"{workload.key}: top_k must be 1 to {experts} (the number of experts)")
     stream = IntegerStream(workload.seed(index))
     if case == "one-expert":
         ids = np.repeat(stream.integers((1, 1), 0, experts - 1), tokens * top_k, 0)

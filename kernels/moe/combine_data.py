@@ -3,9 +3,8 @@
 import numpy as np
 import torch
 
-from bitgate.kernels.data import IntegerStream, integer_tensor
+from bitgate.kernels.data import IntegerStream, integer_tensor, require_workload
 from bitgate.kernels.spec import IntegerCase, Tensors
-from bitgate.records.errors import UsageError
 from bitgate.records.types import Workload
 
 EXPERTS = 12
@@ -25,10 +24,7 @@ def make_inputs(workload: Workload, index: int) -> Tensors:
     Raises:
         UsageError: unknown case or dtype.
     """
-    if workload.case not in CASES or workload.dtype != "bfloat16":
-        raise UsageError(
-            f"{workload.key}: expected dtype bfloat16 and a case of {', '.join(CASES)}"
-        )
+    require_workload(workload, CASES)
     stream = IntegerStream(workload.seed(index))
     tokens, top_k, hidden = (workload.axis(name) for name in ("tokens", "top_k", "hidden"))
     shape = (tokens, top_k, hidden)

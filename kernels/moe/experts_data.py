@@ -4,9 +4,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from bitgate.kernels.data import IntegerStream, integer_tensor
+from bitgate.kernels.data import IntegerStream, integer_tensor, require_workload
 from bitgate.kernels.spec import Tensors
-from bitgate.records.errors import UsageError
 from bitgate.records.types import Workload
 
 CASES = ("random", "padding")
@@ -23,15 +22,10 @@ def make_inputs(workload: Workload, index: int) -> Tensors:
     Raises:
         UsageError: unknown case or dtype, or more slots per token than experts.
     """
-    if workload.case not in CASES or workload.dtype != "bfloat16":
-        raise UsageError(
-            f"{workload.key}: expected dtype bfloat16 and a case of {', '.join(CASES)}"
-        )
+    require_workload(workload, CASES)
     tokens, hidden, intermediate, experts, top_k = (
         workload.axis(name) for name in ("tokens", "hidden", "intermediate", "experts", "top_k")
     )
-    if not 0 < top_k <= experts:
-        raise UsageError(f"{workload.key}: top_k must be 1 to {experts} (the number of experts)")
     stream = IntegerStream(workload.seed(index))
     ids = route(stream, tokens, experts, top_k)
     if workload.case == "padding":

@@ -6,14 +6,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from bitgate.kernels.data import IntegerStream, integer_tensor
+from bitgate.kernels.data import IntegerStream, integer_tensor, require_workload
 from bitgate.kernels.moe.align_data import aligned
 from bitgate.kernels.moe.contract import DEFAULT_CONFIG
 from bitgate.kernels.moe.experts_data import CASES, pad, route, routing_weights, spread
 from bitgate.kernels.moe.quant_reference import moe_quant
 from bitgate.kernels.moe.quant_weight_reference import moe_quant_weight
 from bitgate.kernels.spec import IntegerCase, Tensors
-from bitgate.records.errors import UsageError
 from bitgate.records.types import Workload
 
 Ints = npt.NDArray[np.int64]
@@ -32,14 +31,9 @@ def make_inputs(workload: Workload, index: int) -> Tensors:
     Raises:
         UsageError: unknown case or dtype, or more slots per token than experts.
     """
-    if workload.case not in CASES or workload.dtype != "float8_e4m3fn":
-        raise UsageError(
-            f"{workload.key}: expected dtype float8_e4m3fn and a case of {', '.join(CASES)}"
-        )
+    require_workload(workload, CASES, "float8_e4m3fn")
     names = ("tokens", "k", "n", "experts", "top_k", "group_n", "group_k")
     tokens, k, n, experts, top_k, group_n, group_k = (workload.axis(name) for name in names)
-    if not 0 < top_k <= experts:
-        raise UsageError(f"{workload.key}: top_k must be 1 to {experts} (the number of experts)")
     stream = IntegerStream(workload.seed(index))
     ids = route(stream, tokens, experts, top_k)
     if workload.case == "padding":

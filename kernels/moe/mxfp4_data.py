@@ -3,9 +3,8 @@
 import numpy as np
 import torch
 
-from bitgate.kernels.data import IntegerStream
+from bitgate.kernels.data import IntegerStream, require_workload
 from bitgate.kernels.spec import IntegerCase, Tensors
-from bitgate.records.errors import UsageError
 from bitgate.records.types import Workload
 
 CASES = ("random", "edges")
@@ -24,10 +23,7 @@ def make_inputs(workload: Workload, index: int) -> Tensors:
     Raises:
         UsageError: unknown case or dtype.
     """
-    if workload.case not in CASES or workload.dtype != "bfloat16":
-        raise UsageError(
-            f"{workload.key}: expected dtype bfloat16 and a case of {', '.join(CASES)}"
-        )
+    require_workload(workload, CASES)
     stream = IntegerStream(workload.seed(index))
     rows, groups = workload.axis("rows"), workload.axis("groups")
     codes = stream.integers((rows, 16 * groups), 0, 255)

@@ -7,9 +7,8 @@ import numpy.typing as npt
 import torch
 
 from bitgate.kernels import arithmetic
-from bitgate.kernels.data import IntegerStream, integer_tensor
+from bitgate.kernels.data import IntegerStream, integer_tensor, require_workload
 from bitgate.kernels.spec import Constant, IntegerCase, Tensors
-from bitgate.records.errors import UsageError
 from bitgate.records.types import Workload
 
 GROUP = 128
@@ -45,10 +44,7 @@ def make_inputs(workload: Workload, index: int) -> Tensors:
     Raises:
         UsageError: unknown case or dtype.
     """
-    if workload.case not in CASES or workload.dtype != "bfloat16":
-        raise UsageError(
-            f"{workload.key}: expected dtype bfloat16 and a case of {', '.join(CASES)}"
-        )
+    require_workload(workload, CASES)
     stream = IntegerStream(workload.seed(index))
     rows, k, group = (workload.axis(name) for name in ("rows", "k", "group"))
     if workload.case == "random":

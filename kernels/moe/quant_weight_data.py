@@ -3,10 +3,9 @@
 import numpy as np
 import torch
 
-from bitgate.kernels.data import IntegerStream, integer_tensor
+from bitgate.kernels.data import IntegerStream, integer_tensor, require_workload
 from bitgate.kernels.moe.quant_data import CASES, edge_tiles
 from bitgate.kernels.spec import IntegerCase, Tensors
-from bitgate.records.errors import UsageError
 from bitgate.records.types import Workload
 
 BLOCK = 128
@@ -21,10 +20,7 @@ def make_inputs(workload: Workload, index: int) -> Tensors:
     Raises:
         UsageError: unknown case or dtype.
     """
-    if workload.case not in CASES or workload.dtype != "bfloat16":
-        raise UsageError(
-            f"{workload.key}: expected dtype bfloat16 and a case of {', '.join(CASES)}"
-        )
+    require_workload(workload, CASES)
     stream = IntegerStream(workload.seed(index))
     experts, n, k = (workload.axis(name) for name in ("experts", "n", "k"))
     if workload.case == "edges":

@@ -2,9 +2,8 @@
 
 import torch
 
-from bitgate.kernels.data import IntegerStream, integer_tensor
+from bitgate.kernels.data import IntegerStream, integer_tensor, require_workload
 from bitgate.kernels.spec import Tensors
-from bitgate.records.errors import UsageError
 from bitgate.records.types import Workload
 
 TOP_K = 4
@@ -26,11 +25,8 @@ def make_inputs(workload: Workload, index: int) -> Tensors:
     Raises:
         UsageError: unknown case or dtype, or top_k is not 1 to the number of experts.
     """
-    if workload.case not in CASES or workload.dtype != "float32":
-        raise UsageError(f"{workload.key}: expected dtype float32 and a case of {', '.join(CASES)}")
+    require_workload(workload, CASES, "float32")
     tokens, experts = workload.axis("tokens"), workload.axis("experts")
-    if not 0 < workload.axis("top_k") <= experts:
-        raise UsageError(f"{workload.key}: top_k must be 1 to {experts} (the number of experts)")
     stream = IntegerStream(workload.seed(index))
     logits = numbers(stream, (tokens, experts), 21)
     bias = numbers(stream, (experts,), 27)

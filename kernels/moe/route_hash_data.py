@@ -3,12 +3,11 @@
 import numpy as np
 import torch
 
-from bitgate.kernels.data import IntegerStream
+from bitgate.kernels.data import IntegerStream, require_workload
 from bitgate.kernels.moe.experts_data import route
 from bitgate.kernels.moe.route_data import logits_of, numbers
 from bitgate.kernels.moe.route_rules import SELECTED
 from bitgate.kernels.spec import Constants, IntegerCase, Tensors
-from bitgate.records.errors import UsageError
 from bitgate.records.types import Workload
 
 TOP_K = 6
@@ -25,12 +24,9 @@ def make_inputs(workload: Workload, index: int) -> Tensors:
         UsageError: unknown case or dtype, or top_k is not 1 to the number of experts.
     """
     case = workload.case
-    if case not in CASES or workload.dtype != "float32":
-        raise UsageError(f"{workload.key}: expected dtype float32 and a case of {', '.join(CASES)}")
+    require_workload(workload, CASES, "float32")
     names = ("tokens", "experts", "top_k", "vocab")
     tokens, experts, top_k, vocab = (workload.axis(name) for name in names)
-    if not 0 < top_k <= experts:
-        raise UsageError(f"{workload.key}: top_k must be 1 to {experts} (the number of experts)")
     stream = IntegerStream(workload.seed(index))
     logits = logits_of(stream, numbers(stream, (tokens, experts), 21), case)
     if case == "twice":
