@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from bitgate.bench.effect import effect
-from bitgate.kernels.device_check.rows import FORMAT, Check, Sampled, Side
+from bitgate.kernels.device_check.rows import ALPHA, FORMAT, MARGIN, Check, Sampled, Side
 from bitgate.parity.bounds import bound
 from bitgate.records.clock import utc_now
 from bitgate.records.codec import canonical, decode
@@ -36,14 +36,11 @@ from bitgate.records.types import (
     Verdict,
     Workload,
 )
-from bitgate.records.writer import Writer
 
 VERSION = 1
 _MEDIA = "application/json"
 _FILES = ("device.json", "checks.json", "timings.json")
 _UNSET = "0" * 64
-# What a device check declares before it times: see `kernels.device_check.timings`.
-_MARGIN, _ALPHA = "0.01", "0.05"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +73,7 @@ def import_device_check(folder: Path, ledger: Ledger) -> list[Entry[Record]]:
     rows = [_record(found, side, point, ledger, now) for side, point in subjects]
     known = {entry.body.id for entry in ledger.lanes()}
     lanes = {row.lane: make_lane(row.candidate.device, row.workload) for row in rows}
-    _declare(writer, [lane for name, lane in lanes.items() if name not in known])
+    writer.append_many([lane for name, lane in lanes.items() if name not in known])
     return [cast("Entry[Record]", entry) for entry in writer.append_many(list(rows))]
 
 
@@ -94,11 +91,6 @@ def read(folder: Path) -> Found:
         checks=tuple(decode(Check, row) for row in _rows(plain["checks.json"], "check")),
         timings=tuple(decode(Sampled, row) for row in _rows(plain["timings.json"], "sampled")),
     )
-
-
-def _declare(writer: Writer, lanes: Sequence[Any]) -> None:
-    if lanes:
-        writer.append_many(list(lanes))
 
 
 def _plain(path: Path) -> dict[str, Any]:
@@ -251,8 +243,8 @@ def _measurement(row: Sampled) -> Measurement:
             rounds=len(row.order),
             processes=1,
             calls_per_sample=1,
-            margin=_MARGIN,
-            alpha=_ALPHA,
+            margin=MARGIN,
+            alpha=ALPHA,
             order_seed=row.order_seed,
         ),
         timer=row.timer,

@@ -14,6 +14,8 @@ from bitgate.records.errors import UsageError
 from bitgate.records.types import Pairs, Regime, Workload
 
 FORMAT = "bitgate-device-check/1"
+# Declared before anything is timed: a smaller gain is none, and the share of false claims.
+MARGIN, ALPHA = "0.01", "0.05"
 # What one borrowed machine hands back: few files of moderate size.
 MAX_FILE_BYTES = 15 << 20
 

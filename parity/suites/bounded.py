@@ -5,11 +5,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from bitgate.parity.bits import compare_tensor
 from bitgate.parity.suites.cases import Case, make
 from bitgate.parity.suites.composition import Inputs
 from bitgate.parity.suites.judge import shapes
-from bitgate.parity.suites.results import CaseResult, Checked
+from bitgate.parity.suites.results import CaseResult, Checked, agree
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,20 +34,12 @@ def bounded(
         for side in sides:
             out = side.call(inputs)
             checked.append(within(f"{prefix}{side.name}, out", out, value, bound))
-            again = compare_tensor("out", out, side.call(inputs))
-            checked.append(
-                Checked(
-                    boundary=f"{prefix}{side.name}, called again",
-                    compared=out.numel(),
-                    difference=None if again is None else again.detail,
-                    max_ulp=None if again is None else again.max_ulp,
-                )
-            )
-    good = bool(checked) and all(one.difference is None and one.compared for one in checked)
+            again = f"{prefix}{side.name}, called again"
+            checked.append(Checked.bits(again, out, side.call(inputs)))
     return CaseResult(
         name=case.name,
         asks=case.asks,
-        status="within bound" if good else "outside bound",
+        status="within bound" if agree(checked) else "outside bound",
         claim=claim,
         sides=(sides[0].name, sides[1].name),
         shapes=shapes(case),

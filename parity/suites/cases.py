@@ -14,6 +14,7 @@ from bitgate.parity.suites.vllm_engine import Quantised
 from bitgate.records.errors import UsageError
 from bitgate.records.types import Workload
 
+NAME: Final = "vllm-moe"
 _E4M3_LARGEST: Final = 448.0
 
 

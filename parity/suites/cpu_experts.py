@@ -16,7 +16,7 @@ from bitgate.kernels.moe.experts_oracle import experts_float64
 from bitgate.kernels.moe.staged_reference import experts_tile
 from bitgate.parity import foreign_vllm
 from bitgate.parity.suites.bounded import Side, bounded
-from bitgate.parity.suites.cases import Case, cases
+from bitgate.parity.suites.cases import NAME, Case, cases
 from bitgate.parity.suites.composition import Inputs
 from bitgate.parity.suites.results import CaseResult, SuiteResult
 from bitgate.parity.suites.vllm_engine import installed_version
@@ -35,7 +35,7 @@ def run() -> SuiteResult:
     foreign_vllm.vllm("_custom_ops")
     found = [_case(case, version) for case in cases(full=False) if not _foreign(case)]
     return SuiteResult(
-        suite="vllm-moe",
+        suite=NAME,
         device="cpu",
         path="cpu_fused_moe, vec",
         engine=f"vLLM {version}",

@@ -9,10 +9,9 @@ from torch import Tensor
 
 from bitgate.kernels.moe.align_reference import moe_align
 from bitgate.kernels.moe.align_sets import Alignment, same_alignment
-from bitgate.parity.bits import compare_tensor
 from bitgate.parity.suites.cases import Case, make
 from bitgate.parity.suites.composition import Block, Inputs, Workspace
-from bitgate.parity.suites.results import CaseResult, Checked
+from bitgate.parity.suites.results import CaseResult, Checked, agree
 from bitgate.parity.suites.trace import MATMULS, Launch, Trace
 from bitgate.parity.suites.vllm_engine import Engine
 
@@ -50,11 +49,10 @@ def judge(engine: Engine, case: Case, compose: Compose) -> CaseResult:
         prefix = f"call {number}: " if case.calls > 1 else ""
         found = _checked(engine, case, inputs, (plain, theirs, ours))
         checked += [one.in_call(prefix) for one in found]
-    equal = bool(checked) and all(one.difference is None and one.compared for one in checked)
     return CaseResult(
         name=case.name,
         asks=case.asks,
-        status="equal" if equal else "differs",
+        status="equal" if agree(checked) else "differs",
         claim=CLAIM,
         sides=sides(engine),
         shapes=shapes(case),
@@ -201,10 +199,4 @@ def _compare(boundary: str, expected: Tensor | None, actual: Tensor | None) -> C
     if expected is None or actual is None:
         who = "vLLM's" if expected is None else "our"
         return Checked(boundary=boundary, compared=1, difference=f"{who} side never came here")
-    mismatch = compare_tensor(boundary, expected, actual)
-    return Checked(
-        boundary=boundary,
-        compared=expected.numel(),
-        difference=None if mismatch is None else mismatch.detail,
-        max_ulp=None if mismatch is None else mismatch.max_ulp,
-    )
+    return Checked.bits(boundary, expected, actual)

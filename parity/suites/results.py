@@ -1,9 +1,12 @@
 """What a suite found, case by case, and what may be concluded: nothing from what did not run."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final, Literal
 
+from torch import Tensor
+
+from bitgate.parity.bits import compare_tensor
 from bitgate.parity.suites.trace import Launch
 
 Status = Literal["equal", "within bound", "differs", "outside bound", "skipped"]
@@ -22,9 +25,25 @@ class Checked:
     difference: str | None = None
     max_ulp: int | None = None
 
+    @classmethod
+    def bits(cls, boundary: str, expected: Tensor, actual: Tensor) -> "Checked":
+        """Whether two tensors have the same bits."""
+        mismatch = compare_tensor(boundary, expected, actual)
+        return cls(
+            boundary=boundary,
+            compared=expected.numel(),
+            difference=None if mismatch is None else mismatch.detail,
+            max_ulp=None if mismatch is None else mismatch.max_ulp,
+        )
+
     def in_call(self, prefix: str) -> "Checked":
         """The same, of one of several calls, which the prefix names."""
         return replace(self, boundary=prefix + self.boundary)
+
+
+def agree(checked: Sequence[Checked]) -> bool:
+    """Whether there is something, all of it compared something, and nothing differs."""
+    return bool(checked) and all(one.difference is None and one.compared for one in checked)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,15 +102,7 @@ class CaseResult:
             "shapes": dict(self.shapes),
             "tiles": [dict(launch) for launch in self.tiles],
             "compared_elements": self.compared,
-            "boundaries": [
-                {
-                    "boundary": one.boundary,
-                    "compared": one.compared,
-                    "difference": one.difference,
-                    "max_ulp": one.max_ulp,
-                }
-                for one in self.checked
-            ],
+            "boundaries": [asdict(one) for one in self.checked],
             "first_difference": None if first is None else first.boundary,
             "max_ulp": self.max_ulp,
             "reason": self.reason,

@@ -5,14 +5,13 @@ from typing import Final
 
 import torch
 
-from bitgate.parity.suites.cases import Case, cases
+from bitgate.parity.suites.cases import NAME, Case, cases
 from bitgate.parity.suites.composition import compose
 from bitgate.parity.suites.judge import CLAIM, Compose, judge, shapes, sides
 from bitgate.parity.suites.results import CaseResult, SuiteResult
 from bitgate.parity.suites.vllm_engine import Engine, has_triton_experts, open_engine
 from bitgate.records.errors import EnvironmentUnfit
 
-NAME: Final = "vllm-moe"
 # The first compute capability with FP8 products: Ada; Hopper's is 9.0.
 _FP8_CAPABILITY: Final = (8, 9)
 

@@ -30,7 +30,6 @@ class VllmRules:
         last: the last; a bug-fix release after it counts.
         gemm: the function of fused_moe.py that multiplies, with the arguments A, B, C and so on.
         quantisation: whether fused_experts takes FP8 as flags and scales, or in one quant_config.
-        naive: without an expert map, at most a fourth as many pairs as experts are not aligned.
         chunk_tokens: calls of more tokens are cut, each part with its own tiles; None: never.
         layout: the rules of the alignment, one of kernels.moe.align_layouts.
         moe_sum: how slots are added: in bfloat16 for top-k 2, 3 and 4 and by torch otherwise, or
@@ -44,7 +43,6 @@ class VllmRules:
     last: Release
     gemm: Literal["invoke_fused_moe_kernel", "dispatch_fused_moe_kernel"]
     quantisation: Literal["flags", "config"]
-    naive: bool
     chunk_tokens: int | None
     layout: str
     moe_sum: Literal["bf16-step", "fp32"]
@@ -71,7 +69,6 @@ VERSIONS: Final = (
         last=(0, 10, 2),
         gemm="invoke_fused_moe_kernel",
         quantisation="flags",
-        naive=False,
         chunk_tokens=_DEFAULT_CHUNK,
         layout="vllm-0.10.2",
         moe_sum="bf16-step",
@@ -84,7 +81,6 @@ VERSIONS: Final = (
         last=(0, 12, 0),
         gemm="invoke_fused_moe_kernel",
         quantisation="config",
-        naive=False,
         chunk_tokens=_DEFAULT_CHUNK,
         layout="vllm-0.10.2",
         moe_sum="bf16-step",
@@ -97,7 +93,6 @@ VERSIONS: Final = (
         last=(0, 13, 0),
         gemm="invoke_fused_moe_kernel",
         quantisation="config",
-        naive=False,
         chunk_tokens=_DEFAULT_CHUNK,
         layout="vllm-0.13",
         moe_sum="bf16-step",
@@ -111,21 +106,19 @@ VERSIONS: Final = (
         last=(0, 16, 0),
         gemm="dispatch_fused_moe_kernel",
         quantisation="config",
-        naive=True,
         chunk_tokens=_DEFAULT_CHUNK,
         layout="vllm-0.13",
         moe_sum="bf16-step",
         quantiser="divide",
         epilogue="scales, bias, weight",
-        changed="dispatch_fused_moe_kernel, few pairs without alignment, scales before bias and "
-        "weight (fused_moe.py of 0.14.0)",
+        changed="dispatch_fused_moe_kernel; without a map, at most a fourth as many pairs as "
+        "experts are not aligned; scales before bias and weight (fused_moe.py of 0.14.0)",
     ),
     VllmRules(
         first=(0, 17, 0),
         last=(0, 17, 1),
         gemm="dispatch_fused_moe_kernel",
         quantisation="config",
-        naive=True,
         chunk_tokens=_DEFAULT_CHUNK,
         layout="vllm-0.33",
         moe_sum="bf16-step",
@@ -138,7 +131,6 @@ VERSIONS: Final = (
         last=(0, 24, 0),
         gemm="dispatch_fused_moe_kernel",
         quantisation="config",
-        naive=True,
         chunk_tokens=None,
         layout="vllm-0.33",
         moe_sum="bf16-step",
@@ -151,7 +143,6 @@ VERSIONS: Final = (
         last=(0, 32, 0),
         gemm="dispatch_fused_moe_kernel",
         quantisation="config",
-        naive=True,
         chunk_tokens=None,
         layout="vllm-0.33",
         moe_sum="fp32",
@@ -165,7 +156,6 @@ VERSIONS: Final = (
         last=(0, 33, 0),
         gemm="dispatch_fused_moe_kernel",
         quantisation="config",
-        naive=True,
         chunk_tokens=None,
         layout="vllm-0.33",
         moe_sum="fp32",

@@ -23,12 +23,11 @@ from torch import Tensor
 
 from bitgate.kernels.moe.contract import MOE_TORCH_1
 from bitgate.kernels.moe.experts_oracle import experts_float64
-from bitgate.parity.bits import compare_tensor
 from bitgate.parity.suites.bounded import within
-from bitgate.parity.suites.cases import Case, cases, make
+from bitgate.parity.suites.cases import NAME, Case, cases, make
 from bitgate.parity.suites.composition import Inputs
 from bitgate.parity.suites.judge import shapes
-from bitgate.parity.suites.results import CaseResult, Checked, SuiteResult
+from bitgate.parity.suites.results import CaseResult, Checked, SuiteResult, agree
 from bitgate.records.errors import EnvironmentUnfit
 
 PACKAGE: Final = "vllm_xpu_kernels"
@@ -73,7 +72,7 @@ def run() -> SuiteResult:
             "engine's XPU image"
         ) from error
     return SuiteResult(
-        suite="vllm-moe",
+        suite=NAME,
         device="xpu",
         path="XpuFusedMoe",
         engine=f"vllm-xpu-kernels {found}",
@@ -114,11 +113,10 @@ def judge(case: Case, experts: Callable[..., Any], device: str, found: str) -> C
         ]
         prefix = f"call {number}: " if case.calls > 1 else ""
         checked += [one.in_call(prefix) for one in found_here]
-    good = bool(checked) and all(one.difference is None and one.compared for one in checked)
     return CaseResult(
         name=case.name,
         asks=case.asks,
-        status="equal" if good else "differs",
+        status="equal" if agree(checked) else "differs",
         claim=CLAIM,
         sides=(f"bitgate's order of the operators of {PACKAGE} {found}", theirs_name),
         shapes=shapes(case),
@@ -259,29 +257,19 @@ def _compared(
     mapped = inputs.topk_ids if inputs.expert_map is None else inputs.expert_map[inputs.topk_ids]
     local = (mapped >= 0).flatten()
     for side, rows in (("vLLM's", theirs), ("ours", ours)):
-        yield _compare(f"rows per expert, {side}", _counted(mapped, inputs), rows["counts"])
+        yield Checked.bits(f"rows per expert, {side}", _counted(mapped, inputs), rows["counts"])
     for name in ("x", "gate_up", "activated", "down"):
         sides = []
         for rows in (theirs, ours):
             places = rows["place"].flatten()[local].long()
             sides.append(rows[name][places])
-        yield _compare(name, sides[0], sides[1])
-    yield _compare("out", *outs)
+        yield Checked.bits(name, sides[0], sides[1])
+    yield Checked.bits("out", *outs)
 
 
 def _counted(mapped: Tensor, inputs: Inputs) -> Tensor:
     flat = mapped.flatten()
     return torch.bincount(flat[flat >= 0], minlength=len(inputs.w_down)).to(torch.int32)
-
-
-def _compare(boundary: str, expected: Tensor, actual: Tensor) -> Checked:
-    mismatch = compare_tensor(boundary, expected, actual)
-    return Checked(
-        boundary=boundary,
-        compared=expected.numel(),
-        difference=None if mismatch is None else mismatch.detail,
-        max_ulp=None if mismatch is None else mismatch.max_ulp,
-    )
 
 
 def _bounded(inputs: Inputs, outs: tuple[tuple[str, Tensor], ...]) -> Iterator[Checked]:

@@ -7,7 +7,8 @@ import pytest
 from typer.testing import CliRunner
 
 from bitgate.parity.cli import app
-from bitgate.parity.suites import catalogue, vllm_moe
+from bitgate.parity.suites import catalogue
+from bitgate.parity.suites.cases import NAME
 from bitgate.parity.suites.results import CaseResult, Checked, SuiteResult
 from bitgate.records.errors import UsageError
 
@@ -71,7 +72,7 @@ def ends_with(monkeypatch):
     """Makes the suite end with a result, whatever vLLM there is."""
 
     def give(result: SuiteResult) -> None:
-        monkeypatch.setitem(catalogue.SUITES, vllm_moe.NAME, lambda *_: result)
+        monkeypatch.setitem(catalogue.SUITES, NAME, lambda *_: result)
 
     return give
 
