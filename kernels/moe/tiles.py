@@ -20,7 +20,7 @@ from bitgate.kernels.moe.configs import (
     tile_config,
 )
 from bitgate.kernels.moe.configs_vllm import Lookup
-from bitgate.kernels.moe.contract import DEFAULT_CONFIG, TileConfig
+from bitgate.kernels.moe.contract import DEFAULT_CONFIG, FP8_CONFIG, TileConfig
 from bitgate.records.errors import UsageError
 from bitgate.records.proof import Pairs, Workload
 
@@ -33,12 +33,14 @@ class TiledOp:
     """An operator with tiles: `rows` is the tensor with a row for each token.
 
     `intermediate` are axes of which one must be a multiple of the file's N, by that factor.
-    `block_m` is that of the alignment, where it is an input and not for the tiles to choose.
+    `block_m` is that of the alignment, where it is an input and not for the tiles to choose, and
+    `default` what implementations take without a file.
     """
 
     rows: str
     intermediate: tuple[tuple[str, int], ...]
     block_m: int | None = None
+    default: TileConfig = DEFAULT_CONFIG
 
 
 TILED: Final = {
@@ -46,6 +48,13 @@ TILED: Final = {
     # The first matmul has both halves as columns, the second sums over one.
     "moe_gemm": TiledOp(
         rows="a", intermediate=(("n", 2), ("k", 1)), block_m=DEFAULT_CONFIG.block_m
+    ),
+    "moe_experts_fp8": TiledOp(rows="x", intermediate=(("intermediate", 1),), default=FP8_CONFIG),
+    "moe_gemm_fp8": TiledOp(
+        rows="a",
+        intermediate=(("n", 2), ("k", 1)),
+        block_m=FP8_CONFIG.block_m,
+        default=FP8_CONFIG,
     ),
 }
 
@@ -121,11 +130,11 @@ def notes(found: Resolved) -> Pairs:
     return tuple((f"{TILES}:{name}", value) for name, value in pairs)
 
 
-def default_notes() -> Pairs:
+def default_notes(op: str) -> Pairs:
     """What a record says about an implementation that takes tiles and was given none."""
-    return notes(
-        Resolved(tiles=dict(entry_of(DEFAULT_CONFIG)), tokens=0, source="DEFAULT_CONFIG, no file")
-    )
+    name = "FP8_CONFIG" if _tiled(op).default == FP8_CONFIG else "DEFAULT_CONFIG"
+    entry = dict(entry_of(_tiled(op).default))
+    return notes(Resolved(tiles=entry, tokens=0, source=f"{name}, no file"))
 
 
 def _tiled(op: str) -> TiledOp:

@@ -146,7 +146,7 @@ def tile_notes(candidate: Candidate, workload: Workload) -> Pairs:
     if text:
         return tiles.notes(tiles.resolved(candidate.op, text, workload))
     own = _own(candidate.op, candidate.implementation)
-    return tiles.default_notes() if own is not None and own.tiled else ()
+    return tiles.default_notes(candidate.op) if own is not None and own.tiled else ()
 
 
 def _own(op: str, target: str) -> Implementation | None:

@@ -1,15 +1,17 @@
 """Tuned tiles reach an implementation by its tokens, and say in a record what they were."""
 
+import inspect
 import json
 from typing import Any
 
 import pytest
 import torch
 
+from bitgate.kernels.catalogue import KERNELS
 from bitgate.kernels.loading import load
 from bitgate.kernels.moe import MOE_EXPERTS, tiles
 from bitgate.kernels.moe.configs import TunedFile, entry_of, parse
-from bitgate.kernels.moe.contract import DEFAULT_CONFIG, TileConfig
+from bitgate.kernels.moe.contract import DEFAULT_CONFIG, FP8_CONFIG, TileConfig
 from bitgate.kernels.moe.gemm import MOE_GEMM
 from bitgate.kernels.moe.staged_reference import experts_tile
 from bitgate.kernels.spec import Kernel
@@ -93,9 +95,26 @@ def test_a_record_says_which_tiles_and_from_where() -> None:
     assert said["tiles:sha256"] == FILE.sha256
     assert said["tiles:key"] == "8"
     assert said["tiles:notes"] == "tuned with Triton 3.7.1"
-    default = dict(tiles.default_notes())
+    default = dict(tiles.default_notes("moe_experts"))
     assert default["tiles:BLOCK_SIZE_K"] == str(DEFAULT_CONFIG.block_k)
     assert default["tiles:source"] == "DEFAULT_CONFIG, no file"
+    deeper = dict(tiles.default_notes("moe_experts_fp8"))
+    assert deeper["tiles:BLOCK_SIZE_K"] == str(FP8_CONFIG.block_k)
+    assert deeper["tiles:source"] == "FP8_CONFIG, no file"
+
+
+def test_every_tiled_operator_has_a_line() -> None:
+    """And what its line says is what its implementations take without a file."""
+    tiled = set(tiles.TILED)
+    assert tiled <= {kernel.op for kernel in KERNELS}
+    for kernel in KERNELS:
+        for one in kernel.implementations:
+            assert kernel.op in tiled or not one.tiled, one.name
+            config = inspect.signature(load(one.target)).parameters.get("config")
+            if config is not None and config.default is not None:
+                assert config.default == tiles.TILED[kernel.op].default, one.name
+        if "block_m" in dict(kernel.constants) and kernel.op in tiled:
+            assert dict(kernel.constants)["block_k"] == tiles.TILED[kernel.op].default.block_k
 
 
 @pytest.mark.parametrize(
