@@ -163,6 +163,11 @@ def block_of(extent: int, limit: int) -> int:
     return max(16, min(limit, 1 << (extent - 1).bit_length()))
 
 
+def rows_of(width: int) -> int:
+    """How many rows of `width` elements a program takes; in the interpreter a program is dear."""
+    return max(1, (1 << 16 if interpreting() else 1024) // width)
+
+
 def bits16(tensor: torch.Tensor) -> torch.Tensor:
     """A bfloat16 tensor as its int16 bit patterns, without a copy if it is contiguous."""
     return tensor.contiguous().view(torch.int16)

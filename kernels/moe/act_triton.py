@@ -14,6 +14,7 @@ from bitgate.kernels.arithmetic_triton import (
     exp,
     launch,
     round_bf16,
+    rows_of,
     sigmoid,
     widen,
 )
@@ -109,9 +110,8 @@ def moe_act(
     alias.check("moe_act", {"gate_up": gate_up}, {"out": out})
     rows = gate_up.shape[0]
     out = output("moe_act", "out", out, (rows, intermediate), gate_up)
-    size = 1 << 16 if interpreting() else 1024
-    block = block_of(intermediate, min(size, 4096))
-    tile = max(1, size // block)
+    block = block_of(intermediate, 4096 if interpreting() else 1024)
+    tile = rows_of(block)
     launch(
         act_kernel,
         (triton.cdiv(rows, tile), triton.cdiv(intermediate, block)),

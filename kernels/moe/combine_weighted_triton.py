@@ -8,7 +8,15 @@ from torch import Tensor
 
 from bitgate.kernels import alias
 from bitgate.kernels.arguments import output
-from bitgate.kernels.arithmetic_triton import bits16, block_of, fence, launch, round_bf16, widen
+from bitgate.kernels.arithmetic_triton import (
+    bits16,
+    block_of,
+    fence,
+    launch,
+    round_bf16,
+    rows_of,
+    widen,
+)
 from bitgate.kernels.interpreter import interpreting, tl, triton
 from bitgate.kernels.moe.combine_weighted import check
 
@@ -70,9 +78,8 @@ def moe_combine_weighted(
     alias.check("moe_combine_weighted", given, {"out": out})
     tokens, top_k, hidden = y.shape
     out = output("moe_combine_weighted", "out", out, (tokens, hidden), y)
-    size = 1 << 16 if interpreting() else 1024
-    block = block_of(hidden, min(size, 4096))
-    rows = max(1, size // block)
+    block = block_of(hidden, 4096 if interpreting() else 1024)
+    rows = rows_of(block)
     launch(
         combine_weighted_kernel,
         (triton.cdiv(tokens, rows), triton.cdiv(hidden, block)),

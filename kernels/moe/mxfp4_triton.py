@@ -8,7 +8,7 @@ from torch import Tensor
 
 from bitgate.kernels import alias
 from bitgate.kernels.arguments import output
-from bitgate.kernels.arithmetic_triton import NAN_BITS_BF16, block_of, launch
+from bitgate.kernels.arithmetic_triton import NAN_BITS_BF16, block_of, launch, rows_of
 from bitgate.kernels.interpreter import interpreting, tl, triton
 from bitgate.kernels.moe.mxfp4 import check
 
@@ -53,9 +53,8 @@ def moe_dequant_mxfp4(*, codes: Tensor, scales: Tensor, out: Tensor | None = Non
     out = output("moe_dequant_mxfp4", "out", out, shape, codes, torch.bfloat16)
     width = shape[-1]
     rows = out.numel() // width if width else 0
-    size = 1 << 16 if interpreting() else 1024
-    block = block_of(width, min(size, 4096))
-    tile = max(1, size // block)
+    block = block_of(width, 4096 if interpreting() else 1024)
+    tile = rows_of(block)
     launch(
         dequant_mxfp4_kernel,
         (triton.cdiv(rows, tile), triton.cdiv(width, block)),

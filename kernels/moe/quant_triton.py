@@ -7,8 +7,8 @@ from torch import Tensor, float8_e4m3fn, float32, int8
 
 from bitgate.kernels import alias
 from bitgate.kernels.arguments import output
-from bitgate.kernels.arithmetic_triton import bits16, block_of, launch, widen
-from bitgate.kernels.interpreter import interpreting, tl, triton
+from bitgate.kernels.arithmetic_triton import bits16, block_of, launch, rows_of, widen
+from bitgate.kernels.interpreter import tl, triton
 from bitgate.kernels.moe import quant_whole_triton
 from bitgate.kernels.moe.quant import check
 from bitgate.kernels.moe.quant_rules import SCHEMES
@@ -47,8 +47,7 @@ def group_kernel(
 def tile_of(group: int) -> tuple[int, int, int]:
     """How many groups a program takes, a power of two that covers one, and how many warps."""
     width = block_of(group, 1 << 30)
-    tile = max(1, (1 << 16 if interpreting() else 1024) // width)
-    return tile, width, min(16, max(4, width // 512))
+    return rows_of(width), width, min(16, max(4, width // 512))
 
 
 def moe_quant(

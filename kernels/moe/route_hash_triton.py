@@ -5,7 +5,7 @@ from torch import Tensor
 
 from bitgate.kernels import alias
 from bitgate.kernels.arguments import output
-from bitgate.kernels.arithmetic_triton import block_of, launch
+from bitgate.kernels.arithmetic_triton import block_of, launch, rows_of
 from bitgate.kernels.interpreter import interpreting, tl, triton
 from bitgate.kernels.moe.route_hash import check, check_values
 from bitgate.kernels.moe.route_rules import SCORES, RouteRules
@@ -98,7 +98,7 @@ def moe_route_hash(
     topk_weights = output("moe_route_hash", "topk_weights", topk_weights, shape, logits)
     topk_ids = output("moe_route_hash", "topk_ids", topk_ids, shape, logits, torch.int64)
     width = block_of(experts, 1 << 20)
-    rows = max(1, (1 << 16 if interpreting() else 1024) // width)
+    rows = rows_of(width)
     launch(
         route_hash_kernel,
         (triton.cdiv(tokens, rows),),

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from bitgate.kernels import alias
 from bitgate.kernels.arguments import output
-from bitgate.kernels.arithmetic_triton import block_of, launch
-from bitgate.kernels.interpreter import interpreting, tl, triton
+from bitgate.kernels.arithmetic_triton import block_of, launch, rows_of
+from bitgate.kernels.interpreter import tl, triton
 from bitgate.kernels.moe.route import check
 from bitgate.kernels.moe.route_rules import GROUP_RANKS, SCORES, RouteRules
 from bitgate.kernels.moe.route_steps_triton import (
@@ -128,7 +128,7 @@ def moe_route(
     topk_weights = output("moe_route", "topk_weights", topk_weights, shape, logits)
     topk_ids = output("moe_route", "topk_ids", topk_ids, shape, logits, torch.int64)
     width = block_of(experts, 1 << 20)
-    rows = max(1, (1 << 16 if interpreting() else 1024) // width)
+    rows = rows_of(width)
     launch(
         route_kernel,
         (triton.cdiv(tokens, rows),),
