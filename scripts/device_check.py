@@ -29,6 +29,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("device-check"), help="an empty folder")
     parser.add_argument("--quick", action="store_true", help="three minutes instead of eight")
     parser.add_argument("--only", action="append", default=[], metavar="SECTION")
+    parser.add_argument("--seconds", type=int, help="another budget, as on a slow processor")
     asked = parser.parse_args()
     # Whether Triton interprets is decided when it is imported.
     if asked.device == "cpu" and variable("TRITON_INTERPRET") != "1":
@@ -37,7 +38,13 @@ def main() -> int:
         from bitgate.kernels.device_check.run import run
         from bitgate.kernels.devices import device
 
-        return run(device(asked.device), asked.out, quick=asked.quick, only=asked.only).exit_code
+        return run(
+            device(asked.device),
+            asked.out,
+            quick=asked.quick,
+            only=asked.only,
+            seconds=asked.seconds,
+        ).exit_code
     except BitgateError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code

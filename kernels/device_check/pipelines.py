@@ -22,7 +22,14 @@ from bitgate.kernels.device_check.context import (
     difference,
 )
 from bitgate.kernels.device_check.rows import Row
+from bitgate.kernels.interpreter import interpreting
+from bitgate.kernels.moe import gemm_fp8_reference, gemm_reference
+from bitgate.kernels.moe.contract import TileConfig
+from bitgate.kernels.moe.experts_fp8_oracle import experts_fp8_float64
 from bitgate.kernels.moe.experts_oracle import experts_float64
+from bitgate.kernels.moe.gemm import GroupedMatmul
+from bitgate.kernels.moe.gemm_fp8 import ScaledMatmul
+from bitgate.kernels.moe.staged import Scaling
 from bitgate.kernels.spec import Constants, Implementation, Kernel, Tensors
 from bitgate.records.types import Workload
 
@@ -34,9 +41,40 @@ def _experts(inputs: Tensors, constants: Constants, contract: str) -> Bounds:
     return {"out": experts_float64(**arguments, contract=contract_named(contract))}
 
 
+def _experts_fp8(inputs: Tensors, constants: Constants, contract: str) -> Bounds:  # noqa: ARG001
+    rest: dict[str, Any] = dict(constants)
+    limit = rest.pop("swiglu_limit")
+    arguments: dict[str, Any] = {**inputs, "swiglu_limit": limit, "scaling": Scaling(**rest)}
+    return {"out": experts_fp8_float64(**arguments, unit=_unit())}
+
+
+def _gemm(inputs: Tensors, constants: Constants, contract: str) -> Bounds:  # noqa: ARG001
+    return gemm_reference.grouped_float64(GroupedMatmul(**_call(inputs, constants)))
+
+
+def _gemm_fp8(inputs: Tensors, constants: Constants, contract: str) -> Bounds:  # noqa: ARG001
+    call = ScaledMatmul(**_call(inputs, constants))
+    return gemm_fp8_reference.grouped_float64(call, unit=_unit())
+
+
+def _call(inputs: Tensors, constants: Constants) -> dict[str, Any]:
+    """The arguments of a grouped matmul's call, its tiles as one."""
+    rest: dict[str, Any] = dict(constants)
+    tile = {name: rest.pop(name) for name in ("block_m", "block_n", "block_k")}
+    return {**inputs, **rest, "config": TileConfig(**tile)}
+
+
+def _unit() -> float:
+    """What an addition of float8 products may lose: Hopper keeps the fewest bits that are known."""
+    return 2.0**-24 if interpreting() else gemm_fp8_reference.HOPPER_FP8
+
+
 # Of inputs, constants and a contract's name: the value of each output and its proved bound.
 ORACLES: Final[Mapping[str, Callable[[Tensors, Constants, str], Bounds]]] = {
     "moe_experts": _experts,
+    "moe_experts_fp8": _experts_fp8,
+    "moe_gemm": _gemm,
+    "moe_gemm_fp8": _gemm_fp8,
 }
 
 

@@ -46,7 +46,13 @@ class Result:
 
 
 def run(
-    device: Device, out: Path, *, quick: bool, only: Iterable[str] = (), say: Say = print
+    device: Device,
+    out: Path,
+    *,
+    quick: bool,
+    only: Iterable[str] = (),
+    seconds: int | None = None,
+    say: Say = print,
 ) -> Result:
     """Check one device and write what was found.
 
@@ -55,6 +61,7 @@ def run(
         out: a folder that does not exist yet, or is empty.
         quick: the short selection, in less than half the time.
         only: names of sections; empty for all.
+        seconds: the budget, where it is not that of the selection.
         say: told a line as each section ends.
 
     Returns:
@@ -62,14 +69,16 @@ def run(
         `answers.json`.
 
     Raises:
-        UsageError: an unknown section, or files in `out`.
+        UsageError: an unknown section, no time, or files in `out`.
     """
     chosen = _chosen(tuple(only))
     if out.exists() and any(out.iterdir()):
         raise UsageError(f"{out}: expected an empty folder; name another, or move its files away")
     out.mkdir(parents=True, exist_ok=True)
     started_at, result = utc_now(), Result()
-    total_s = QUICK_SECONDS if quick else FULL_SECONDS
+    total_s = (QUICK_SECONDS if quick else FULL_SECONDS) if seconds is None else seconds
+    if total_s < 1:
+        raise UsageError(f"expected a budget of at least one second, got {total_s}")
     started_ns, used = time.monotonic_ns(), 0
     share = sum(section.share for section in chosen)
     for section in chosen:

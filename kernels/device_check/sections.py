@@ -20,11 +20,11 @@ class Section:
 
 SECTIONS: Final = (
     Section(name="arithmetic", run=questions.arithmetic, share=5),
-    Section(name="canonical", run=fixtures.canonical, share=20),
-    Section(name="fixtures", run=fixtures.integer_fixtures, share=15),
-    Section(name="native", run=pipelines.native, share=15),
+    Section(name="canonical", run=fixtures.canonical, share=22),
+    Section(name="fixtures", run=fixtures.integer_fixtures, share=16),
+    Section(name="native", run=pipelines.native, share=20),
     Section(name="tiles", run=tiles.tiles, share=15),
-    Section(name="graphs", run=questions.graphs, share=10),
-    Section(name="experts", run=timings.experts, share=12),
-    Section(name="hyper-connections", run=timings.hyper_connections, share=8),
+    Section(name="graphs", run=questions.graphs, share=7),
+    Section(name="experts", run=timings.experts, share=10),
+    Section(name="hyper-connections", run=timings.hyper_connections, share=5),
 )

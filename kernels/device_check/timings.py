@@ -80,7 +80,7 @@ def experts(context: Context) -> Iterator[Row]:
     counts = tuple(_EXPERTS_H200_MS) if not context.quick else (1, 32, 4096)
     extents = {"experts": 128, "hidden": 2048, "intermediate": 768, "top_k": 8}
     if context.small:
-        extents, counts = {"experts": 8, "hidden": 64, "intermediate": 32, "top_k": 2}, (1,)
+        extents, counts = {"experts": 2, "hidden": 32, "intermediate": 32, "top_k": 1}, (1,)
     weights = _weights(extents, context.name)
     sides = [implementation(name) for name in ("experts_triton", "experts_fused")]
     for tokens in counts:

@@ -62,7 +62,7 @@ def check(bare: Path, out: Path, *options: str) -> subprocess.CompletedProcess[s
         capture_output=True,
         text=True,
         check=False,
-        timeout=600,
+        timeout=3000,
     )
 
 
@@ -92,7 +92,7 @@ def test_it_needs_no_other_package(bare, tmp_path):
 @pytest.mark.slow  # the whole check: a minute and more in the interpreter
 def test_the_whole_check_finds_nothing_wrong(bare, tmp_path):
     out = tmp_path / "out"
-    done = check(bare, out, "--quick")
+    done = check(bare, out, "--quick", "--seconds", "3000")
     found = rows(out, "checks.json")
     assert [row for row in found if row["outcome"] == "fail"] == []
     # Only what numba compiles is missing here, so the check says that it is incomplete.
@@ -112,6 +112,8 @@ def test_an_unknown_device_and_a_full_folder_are_refused(bare, tmp_path):
         checking.run(device("cpu"), tmp_path, quick=True)
     with pytest.raises(UsageError, match="unknown section 'tile'; known: arithmetic"):
         checking.run(device("cpu"), tmp_path / "new", quick=True, only=["tile"])
+    with pytest.raises(UsageError, match="at least one second, got 0"):
+        checking.run(device("cpu"), tmp_path / "new", quick=True, seconds=0)
 
 
 # --- what it says of faults ----------------------------------------------------------------------
