@@ -7,10 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
-from bitgate.bench import tune_cli, tune_file
-from bitgate.bench.cli import app
+from bitgate.bench import tune_file
 from bitgate.bench.process import ChildFailed
 from bitgate.bench.session import Timed
 from bitgate.bench.sides import Contest
@@ -351,63 +349,3 @@ def test_the_report_holds_all_that_was_tried(tmp_path: Path, tuned: Tuned) -> No
 def test_a_folder_for_the_file_must_be_there(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="expected a folder"):
         tune_file.destination(tuning(3), tmp_path / "none", "0.33", force=False)
-
-
-# --- the command ---------------------------------------------------------------------------------
-
-
-def test_a_grid_leaves_the_default_out() -> None:
-    found = tune_cli.configs("block_m=16,32 num_warps=4,8")
-    assert len(found) == 3
-    assert DEFAULT_CONFIG not in found
-    assert len(tune_cli.configs(tune_cli.GRID)) == 23
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("block=16", "expected fields of block_m"),
-        ("block_m=", "got 'block_m='"),
-        ("block_m=16 block_m=32", "each once"),
-        ("block_m=24", "power of two"),
-        ("block_m=16", "others than the default"),
-        ("", "others than the default"),
-    ],
-)
-def test_a_grid_that_is_none_is_refused(text: str, message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        tune_cli.configs(text)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("--tokens", "1,1", "--model", "Qwen3-30B-A3B"), "--tokens: expected different numbers"),
-        (("--tokens", "0", "--model", "Qwen3-30B-A3B"), "--tokens"),
-        (("--tokens", "1"), "either --model or --shape"),
-        (("--tokens", "1", "--shape", "experts"), "expected axes such as"),
-        (("--tokens", "1", "--shape", "experts=4"), "hidden"),
-        (("--tokens", "1", "--model", "Qwen3-30B-A3B@ep3"), "cannot be divided"),
-        (
-            ("--tokens", "1", "--model", "Qwen3-30B-A3B", "--implementation", "moe_gemm-triton"),
-            "name those of moe_gemm with --shape",
-        ),
-    ],
-)
-def test_the_command_refuses(tmp_path: Path, arguments: tuple[str, ...], message: str) -> None:
-    found = CliRunner().invoke(app, ["tune", "--out", str(tmp_path), *arguments])
-    assert message in str(found.exception)
-
-
-@pytest.mark.slow  # three processes and a hundred calls in Triton's interpreter: minutes
-def test_the_command_times_and_writes(tmp_path: Path) -> None:
-    shape = ",".join(f"{name}={extent}" for name, extent in AXES.items())
-    arguments = ["--shape", shape, "--tokens", "2", "--out", str(tmp_path), "--json"]
-    effort = ["--rounds", "4", "--processes", "1", "--samples", "1", "--grid", "block_n=32"]
-    found = CliRunner().invoke(app, ["tune", *arguments, *effort])
-    assert found.exit_code == 0, found.output
-    facts = json.loads(found.stdout)
-    (tried,) = facts["tried"]
-    assert tried["rejected"] is None
-    assert min(tried["candidate_ns"]) > 0
-    assert tile_config(tiles.at(read(Path(facts["file"])), 2)) in {SMALL, DEFAULT_CONFIG}
