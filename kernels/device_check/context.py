@@ -10,7 +10,7 @@ from torch import Tensor
 
 from bitgate.kernels.device_check.rows import Check, Side
 from bitgate.kernels.devices import Device
-from bitgate.kernels.interpreter import interpreting
+from bitgate.kernels.interpreter import interpreting, triton
 from bitgate.kernels.loading import load
 from bitgate.kernels.spec import Constant, Implementation, Kernel, Tensors
 from bitgate.records.errors import BitgateError
@@ -18,7 +18,7 @@ from bitgate.records.types import Workload
 
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 # What a device, a compiler or a missing package may answer with instead of a result.
-FAILURES = (BitgateError, ImportError, RuntimeError, ValueError, TypeError)
+FAILURES = (BitgateError, ImportError, RuntimeError, ValueError, TypeError, triton.TritonError)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

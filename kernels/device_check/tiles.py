@@ -95,18 +95,22 @@ def tiles(context: Context) -> Iterator[Row]:
 def _grouped(
     context: Context, question: str, configs: tuple[TileConfig, ...], run: Sum
 ) -> Iterator[Row]:
-    """The groups of configurations with equal bits; no answer where the time is over."""
+    """The groups of configurations with equal bits; no answer where the time is over.
+
+    A configuration that does not run is in no group: the answer names it with the reason.
+    """
     digests: dict[str, list[str]] = {}
+    faults: list[str] = []
     for config in configs:
         if context.late:
             return
         try:
-            digest = _digest(run(config))
+            digests.setdefault(_digest(run(config)), []).append(_short(config))
         except FAILURES as error:
-            digest = f"{type(error).__name__}: {str(error).splitlines()[0]}"
-        digests.setdefault(digest, []).append(_short(config))
+            line = next(iter(str(error).splitlines()), "")
+            faults.append(f"; {_short(config)} did not run: {type(error).__name__}: {line}")
     groups = [" ".join(members) for members in digests.values()]
-    answer = f"{len(groups)} groups of equal bits: {' | '.join(groups)}"
+    answer = f"{len(groups)} groups of equal bits: {' | '.join(groups)}{''.join(faults)}"
     yield Answer(section="tiles", question=question, answer=answer)
 
 

@@ -23,6 +23,7 @@ from bitgate.kernels.loading import load
 from bitgate.kernels.mhc import post_triton, pre_triton
 from bitgate.kernels.moe.configs import resolve, tile_config
 from bitgate.kernels.moe.configs_vllm import Lookup
+from bitgate.kernels.moe.contract import DEFAULT_CONFIG, TileConfig
 from bitgate.kernels.moe.experts_data import routing_weights
 from bitgate.kernels.spec import Tensors
 from bitgate.records.coin import flips
@@ -87,16 +88,7 @@ def experts(context: Context) -> Iterator[Row]:
         axes = tuple(sorted((extents | {"tokens": tokens}).items()))
         workload = Workload(op="moe_experts", axes=axes, dtype="bfloat16")
         inputs = weights | _choices(extents, tokens, context.name)
-        config = tile_config(
-            resolve(
-                Lookup(
-                    experts=extents["experts"],
-                    intermediate=extents["intermediate"],
-                    tokens=tokens,
-                    device_name=context.device.probe().device_name,
-                )
-            )
-        )
+        config = _engine_tiles(context, extents, tokens)
         published: Pairs = ()
         if not context.small:
             published = ((_SOURCE, f"{float(_EXPERTS_H200_MS[tokens]) * 1000:g} us"),)
@@ -115,6 +107,19 @@ def experts(context: Context) -> Iterator[Row]:
                 published=published,
             ),
         )
+
+
+def _engine_tiles(context: Context, extents: dict[str, int], tokens: int) -> TileConfig:
+    """What vLLM launches with on this device; it has no rules for a processor."""
+    if context.small:
+        return DEFAULT_CONFIG
+    lookup = Lookup(
+        experts=extents["experts"],
+        intermediate=extents["intermediate"],
+        tokens=tokens,
+        device_name=context.device.probe().device_name,
+    )
+    return tile_config(resolve(lookup))
 
 
 def hyper_connections(context: Context) -> Iterator[Row]:

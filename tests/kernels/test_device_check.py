@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -12,13 +13,18 @@ import torch
 
 from bitgate.kernels.catalogue import implementation, kernel
 from bitgate.kernels.data import IntegerStream
+from bitgate.kernels.device_check import context as checking_context
+from bitgate.kernels.device_check import fixtures as checking_fixtures
 from bitgate.kernels.device_check import run as checking
+from bitgate.kernels.device_check import tiles, timings
 from bitgate.kernels.device_check.context import Context, bitwise, bounded, difference
 from bitgate.kernels.device_check.inputs import device_spread
 from bitgate.kernels.device_check.rows import Answer, write
 from bitgate.kernels.device_check.sections import SECTIONS, Section
 from bitgate.kernels.device_check.timings import Contest, contest
 from bitgate.kernels.devices import device
+from bitgate.kernels.interpreter import triton
+from bitgate.kernels.moe.contract import DEFAULT_CONFIG
 from bitgate.kernels.moe.experts_data import spread
 from bitgate.records.errors import EnvironmentUnfit, UsageError
 from bitgate.records.provenance import process_environment
@@ -189,6 +195,42 @@ def test_nothing_starts_after_the_deadline():
     for section in SECTIONS:
         if section.name in timed:
             assert list(section.run(late)) == [], section.name
+
+
+def test_tiles_that_do_not_run_are_in_no_group_of_equal_bits(context):
+    class Unfit(triton.TritonError):
+        """What a compiler raises where a tile does not fit."""
+
+    def run(config):
+        if config.block_k == 64:
+            raise Unfit("out of resource")
+        return torch.zeros(2)
+
+    (row,) = tiles._grouped(context, "q", tiles.FP8_CONFIGS, run)
+    groups, *faults = row.answer.split("; ")
+    assert groups == "1 groups of equal bits: 16/128/128/g8/w4/s3 64/128/128/g8/w4/s3"
+    assert faults == [f"{m}/128/64/g8/w4/s3 did not run: Unfit: out of resource" for m in (16, 64)]
+
+
+def test_a_kernel_that_does_not_compile_costs_only_itself(context, monkeypatch):
+    def broken(**_):
+        raise triton.TritonError("planted")
+
+    monkeypatch.setattr(checking_fixtures, "KERNELS", (kernel("moe_act"),))
+    monkeypatch.setattr(checking_context, "load", lambda _: broken)
+    found = list(checking_fixtures.integer_fixtures(context))
+    assert len(found) == 2 * len(kernel("moe_act").integer_cases())
+    assert {row.outcome for row in found} == {"fail"}
+    assert {row.reason for row in found} == {"TritonError: planted"}
+
+
+def test_the_experts_are_timed_on_a_processor_of_any_name(context, monkeypatch):
+    facts = replace(context.device.probe(), device_name="AMD EPYC 7B13")
+    monkeypatch.setattr(type(context.device), "probe", lambda _: facts)
+    started: list[Contest] = []
+    monkeypatch.setattr(timings, "contest", lambda _, rivals: started.append(rivals) or iter(()))
+    assert list(timings.experts(context)) == []
+    assert dict(started[0].candidate.config)["block_m"] == str(DEFAULT_CONFIG.block_m)
 
 
 def test_a_section_that_raises_costs_only_itself(tmp_path, monkeypatch):
