@@ -133,8 +133,8 @@ def notes(found: Resolved) -> Pairs:
 def default_notes(op: str) -> Pairs:
     """What a record says about an implementation that takes tiles and was given none."""
     name = "FP8_CONFIG" if _tiled(op).default == FP8_CONFIG else "DEFAULT_CONFIG"
-    entry = dict(entry_of(_tiled(op).default))
-    return notes(Resolved(tiles=entry, tokens=0, source=f"{name}, no file"))
+    entry = entry_of(_tiled(op).default)
+    return notes(Resolved(tiles=dict(entry), tokens=0, source=f"{name}, no file"))
 
 
 def _tiled(op: str) -> TiledOp:

@@ -1,5 +1,6 @@
 """moe-fp8/1 as a whole: tiles, Triton and the fused quantiser, boundary by boundary."""
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -171,6 +172,20 @@ def test_a_tap_changes_no_bit_and_dropped_rows_are_zeros() -> None:
             assert not seen[name][dropped].view(torch.uint8).any()
 
 
+def test_a_rank_of_an_expert_parallel_layer_computes_its_own_experts() -> None:
+    inputs = inputs_at("padding", experts=4)
+    mine = [2, 0]
+    expert_map = torch.tensor([1, -1, 0, -1], dtype=torch.int32)
+    weights = {name: inputs[name][mine] for name in inputs if inputs[name].dim() == 3}
+    settings = Settings(act={"swiglu_limit": LIMIT}, scaling=Scaling(), config=FP8_CONFIG)
+    elsewhere = torch.full((6,), -1)
+    ids = torch.cat([expert_map, elsewhere.int()])[inputs["topk_ids"]].long()
+    expected = experts_fp8_tile(**inputs | weights | {"topk_ids": ids}, swiglu_limit=LIMIT)
+    for stages in (TILE, TRITON):
+        on_rank = run(stages, inputs | weights | {"expert_map": expert_map}, settings)
+        assert torch.equal(on_rank, expected)
+
+
 # --- accuracy -------------------------------------------------------------------------------------
 
 
@@ -244,8 +259,6 @@ def test_wrong_arguments_are_named(one: Any, name: str, change: Any, message: st
 
 
 def test_stages_without_float8_are_refused() -> None:
-    from dataclasses import replace
-
     inputs = inputs_at()
     settings = Settings(act={"swiglu_limit": LIMIT}, scaling=Scaling())
     for stages, message in (
