@@ -14,10 +14,15 @@
   order.
 - `experts_oracle`: float64 values with an error bound for either contract; `experts_dense`: the
   function alone in float32 or float64, for any activation, bias and place of the weights.
-- `route`, `align`, `gemm`, `gemm_fp8`, `act`, `combine`: the stages. Each has its definition there, its inputs
-  and fixtures in `*_data`, the truth in `*_reference`, with a float64 value and an error bound
-  where it rounds, and its Triton kernels in `*_triton`. But for the matmuls they have the same bits
-  on every device.
+- `fused_triton`: the pipeline with the activation as an epilogue of the first matmul
+  (`experts_fused`).
+- `route`, `route_hash`, `align`, `gemm`, `gemm_fp8`, `act`, `combine`: the stages. Each has its
+  definition there, its inputs and fixtures in `*_data` (`route_fixtures`), the truth in
+  `*_reference`, with a float64 value and an error bound where it rounds (`route_oracle`), and its
+  Triton kernels in `*_triton`. But for the matmuls they have the same bits on every device.
+- `route_rules`: what routers differ in. `align_layouts`: what the engines' alignments differ in, as
+  data; `align_sets` compares alignments whose order inside a group is free.
+- `roundings`: where each engine and version rounds, as data, and who may be compared.
 - `quant`, `quant_weight`: rows and weights in float8_e4m3fn with scales, of `moe-fp8/1`; what the
   engines' quantisers differ in is data in `quant_rules`. `act_quant`: `act` and `quant` in one.
 - `combine_weighted`: the sum where the routing weight multiplies in it, of `moe-gather/1`.

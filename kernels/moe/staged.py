@@ -113,11 +113,11 @@ def run(stages: Stages, tensors: Tensors, settings: Settings) -> Tensor:
     x, topk_ids = tensors["x"], tensors["topk_ids"]
     experts, (tokens, top_k) = len(tensors["w_down"]), topk_ids.shape
     expert_map = tensors.get("expert_map")
-    local_ids = topk_ids
+    local = topk_ids
     if expert_map is None:
         expert_map = torch.arange(experts, dtype=torch.int32, device=topk_ids.device)
     else:
-        local_ids = _local(topk_ids, expert_map)
+        local = local_ids(topk_ids, expert_map)
     block_m = settings.config.block_m
     aligned = stages.align(
         topk_ids=topk_ids, expert_map=expert_map, block_m=block_m, **settings.align
@@ -129,7 +129,7 @@ def run(stages: Stages, tensors: Tensors, settings: Settings) -> Tensor:
     hidden = matmuls.activated(gate_up)
     weighted = matmuls.multiply("weighted", "down", hidden, 1, weigh=not settings.weigh_input)
     slots = weighted.view(tokens, top_k, x.shape[1])
-    out = stages.combine(y=slots, topk_ids=local_ids, experts=experts, **settings.combine)
+    out = stages.combine(y=slots, topk_ids=local, experts=experts, **settings.combine)
     settings.show(out=out)
     return out
 
@@ -210,7 +210,7 @@ class _Matmuls:
         return {"a": codes, "a_scales": scales}
 
 
-def _local(topk_ids: Tensor, expert_map: Tensor) -> Tensor:
+def local_ids(topk_ids: Tensor, expert_map: Tensor) -> Tensor:
     """The ids among the local experts; -1 for experts elsewhere and for padding."""
     known = (topk_ids >= 0) & (topk_ids < len(expert_map))
     return torch.where(known, expert_map[torch.where(known, topk_ids, 0)].long(), -1)

@@ -14,10 +14,10 @@ from torch import Tensor
 from bitgate.kernels import arithmetic
 from bitgate.kernels.moe.contract import DEFAULT_CONFIG, TileConfig
 from bitgate.kernels.moe.gemm import GroupedMatmul
-from bitgate.kernels.moe.staged import Stages
+from bitgate.kernels.moe.staged import Stages, local_ids
 from bitgate.kernels.spec import Constants, Tensors
 from bitgate.parity.faults.base import Fired, Memory, Run
-from bitgate.parity.faults.pipeline import local_ids, pipeline_of
+from bitgate.parity.faults.pipeline import pipeline_of
 
 Changed = Callable[..., Any]
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from bitgate.kernels.moe.contract import DEFAULT_CONFIG, TileConfig
 from bitgate.kernels.moe.gemm import GroupedMatmul
-from bitgate.kernels.moe.staged import Stages
+from bitgate.kernels.moe.staged import Stages, local_ids
 from bitgate.kernels.spec import Constants, Tensors
 from bitgate.parity.faults.base import Memory, Run
 from bitgate.records.errors import UsageError
@@ -82,9 +82,3 @@ def pipeline_of(run: Run) -> Pipeline:
     if not isinstance(run, Pipeline):
         raise UsageError(f"expected a staged pipeline to plant this fault in, got {run!r}")
     return run
-
-
-def local_ids(topk_ids: Tensor, expert_map: Tensor) -> Tensor:
-    """The ids among the local experts; -1 for experts elsewhere and for padding."""
-    known = (topk_ids >= 0) & (topk_ids < len(expert_map))
-    return torch.where(known, expert_map[torch.where(known, topk_ids, 0)].long(), -1)
