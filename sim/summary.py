@@ -27,7 +27,7 @@ _PLACES = 10**6
 
 def coverage(spent: Iterable[Spent]) -> dict[str, int]:
     """Nanoseconds by how they were priced."""
-    total = dict.fromkeys(PRICE_SOURCES, 0)
+    total: dict[str, int] = dict.fromkeys(PRICE_SOURCES, 0)
     for one in spent:
         for how, ns in one.ns.items():
             total[how] += ns
