@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bitgate.kernels.device_check.rows import Check, Side
+from bitgate.kernels.device_check.rows import Check, CheckOutcome, Side
 from bitgate.kernels.devices import Device
 from bitgate.kernels.interpreter import interpreting, triton
 from bitgate.kernels.loading import load
@@ -120,28 +120,20 @@ def bitwise(
 ) -> Check:
     """The row of a bitwise comparison, or of one that could not be made."""
     workload, case = (subject, "") if isinstance(subject, Workload) else (None, subject)
+    outcome: CheckOutcome
     if isinstance(found, Exception):
         lines = str(found).splitlines() or [""]
         # What this node lacks is not run; whatever else an implementation raises is its fault.
-        absent = isinstance(found, BitgateError | ImportError)
-        return Check(
-            section=section,
-            side=side,
-            against=against,
-            claim="bitwise",
-            workload=workload,
-            case=case,
-            outcome="not-run" if absent else "fail",
-            reason=f"{type(found).__name__}: {lines[0]}",
-            compared=0,
-            differing=0,
-        )
-    outcome, reason = "pass", f"{found.compared} elements equal {against}"
-    if not found.compared:
+        outcome = "not-run" if isinstance(found, BitgateError | ImportError) else "fail"
+        reason = f"{type(found).__name__}: {lines[0]}"
+        found = Difference(compared=0, differing=0, first="")
+    elif not found.compared:
         outcome, reason = "not-run", "nothing to compare: every output is empty"
     elif found.differing:
         outcome = "fail"
         reason = f"{found.differing} of {found.compared} elements differ from {against}"
+    else:
+        outcome, reason = "pass", f"{found.compared} elements equal {against}"
     return Check(
         section=section,
         side=side,
@@ -149,7 +141,7 @@ def bitwise(
         claim="bitwise",
         workload=workload,
         case=case,
-        outcome=outcome,  # type: ignore[arg-type]
+        outcome=outcome,
         reason=reason,
         compared=found.compared,
         differing=found.differing,
@@ -186,6 +178,7 @@ def bounded(
             first = f"{name}[{at}]: off by {float(error.flatten()[at]):.6g}"
         share = torch.where(bound > 0, error / bound, 0.0)
         worst = max(worst, float(share.max()) if share.numel() else 0.0)
+    outcome: CheckOutcome
     outcome, reason = "pass", f"{compared} elements within the proved bound of float64"
     if not compared:
         outcome, reason = "not-run", "nothing to compare: every output is empty"
@@ -198,7 +191,7 @@ def bounded(
         claim="bounded",
         workload=workload,
         case="",
-        outcome=outcome,  # type: ignore[arg-type]
+        outcome=outcome,
         reason=reason,
         compared=compared,
         differing=beyond,

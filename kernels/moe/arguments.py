@@ -42,7 +42,7 @@ def check_experts(
     """
     tensors = {"x": x, "topk_ids": topk_ids, "topk_weights": topk_weights}
     tensors |= {"w_gate_up": w_gate_up, "w_down": w_down}
-    narrow = isinstance(topk_weights, Tensor) and topk_weights.dtype == torch.bfloat16
+    narrow = getattr(topk_weights, "dtype", None) == torch.bfloat16
     specs = tuple(
         replace(one, dtype="bfloat16") if narrow and one.name == "topk_weights" else one
         for one in INPUTS
