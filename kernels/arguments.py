@@ -2,11 +2,15 @@
 
 from collections.abc import Mapping
 from math import prod
+from typing import Final
 
 import torch
 
 from bitgate.kernels.spec import TensorSpec
 from bitgate.records.errors import UsageError
+
+# No extent needs more, and Python refuses to read the longest numbers.
+_DIGITS: Final = 18
 
 
 def bind(
@@ -75,6 +79,11 @@ def shown(value: object) -> str:
     return repr(value)
 
 
+def whole_number(text: str) -> int | None:
+    """The number that a text of at most 18 decimal digits says, None of any other."""
+    return int(text) if text.isascii() and text.isdecimal() and len(text) <= _DIGITS else None
+
+
 def _check_kind(op: str, spec: TensorSpec, tensor: torch.Tensor) -> None:
     if not isinstance(tensor, torch.Tensor):
         raise UsageError(
@@ -83,6 +92,9 @@ def _check_kind(op: str, spec: TensorSpec, tensor: torch.Tensor) -> None:
     dtype = str(tensor.dtype).removeprefix("torch.")
     if dtype != spec.dtype:
         raise UsageError(f"{op}: expected {spec.name} in {spec.dtype}, got {dtype}; convert it")
+    if tensor.layout != torch.strided or tensor.is_meta:
+        kind = "meta" if tensor.is_meta else str(tensor.layout).removeprefix("torch.")
+        raise UsageError(f"{op}: expected {spec.name} with values in memory, got a {kind} tensor")
     if tensor.ndim != len(spec.axes):
         raise UsageError(
             f"{op}: expected {spec.name} as [{', '.join(spec.axes)}], got {list(tensor.shape)}"

@@ -24,16 +24,19 @@ of 448, which are worth zero as well). Below an amax of 2^-119 under scheme tens
 infinite: rounding reciprocal gives 448 for what is not 0, and NaN for what is.
 """
 
-import math
+from typing import Final
 
 import torch
 
-from bitgate.kernels.arguments import bind
+from bitgate.kernels.arguments import bind, shown
 from bitgate.kernels.moe import quant_data
 from bitgate.kernels.moe.contract import MOE_FP8_1
 from bitgate.kernels.moe.quant_rules import check_names
 from bitgate.kernels.spec import Implementation, Kernel, TensorSpec
 from bitgate.records.errors import UsageError
+
+# Above every float32; an integer may be too large for any float.
+_BEYOND: Final = 2.0**128
 
 MOE_QUANT = Kernel(
     op="moe_quant",
@@ -93,9 +96,10 @@ def check(
             or the scale is not positive, finite and exact in float32.
     """
     check_names("moe_quant", scheme=scheme, group=group, scale_rule=scale_rule, rounding=rounding)
-    if type(scale) not in (int, float) or not 0 < scale < math.inf or _float32(scale) != scale:
+    if type(scale) not in (int, float) or not 0 < scale < _BEYOND or _float32(scale) != scale:
         raise UsageError(
-            f"moe_quant: expected scale to be positive, finite and exact in float32, got {scale!r}"
+            "moe_quant: expected scale to be positive, finite and exact in float32, got "
+            f"{shown(scale)}"
         )
     axes = bind("moe_quant", MOE_QUANT.tensors[:2], tensors)
     if axes["k"] < 1:

@@ -289,6 +289,8 @@ def test_offsets_beyond_32_bits() -> None:
         ({"scale": 0.0}, "expected scale to be positive, finite and exact in float32, got 0.0"),
         ({"scale": 0.1}, "expected scale to be positive, finite and exact in float32, got 0.1"),
         ({"scale": float("inf")}, "exact in float32, got inf"),
+        ({"scale": 2**128}, "exact in float32, got an integer of 129 bits"),
+        ({"scale": 10**400}, "exact in float32, got an integer of 1329 bits"),
         ({"x": torch.zeros(2, 8)}, "x in bfloat16, got float32"),
         ({"x": torch.zeros(8, dtype=torch.bfloat16)}, r"as \[rows, k\], got \[8\]"),
         ({"x": torch.zeros(8, 0, dtype=torch.bfloat16)}, "k of at least 1, got 0"),
