@@ -96,7 +96,7 @@ def shapes_command(
     facts = asdict(split.model) | {
         "rank": {"experts": split.experts, "intermediate": split.intermediate},
         "moe_layers": split.model.moe_layers,
-        "first_overflow_tokens": split.model.first_overflow_tokens,
+        "first_overflow_tokens": split.first_overflow_tokens,
         "rest_of_128": {
             "hidden": split.model.hidden % 128,
             "intermediate": split.intermediate % 128,
@@ -112,7 +112,10 @@ def shapes_command(
 
 
 def _block_shape(text: str) -> tuple[int, int]:
-    parts = text.strip("[]").split(",")
-    if len(parts) != 2 or not all(part.strip().isdecimal() for part in parts):
-        raise UsageError(f"--block-shape: expected two extents such as 128,128, got {text!r}")
-    return int(parts[0]), int(parts[1])
+    from bitgate.kernels.arguments import whole_number
+
+    extents = [whole_number(part.strip()) for part in text.strip("[]").split(",")]
+    match extents:
+        case [int(block_n), int(block_k)]:
+            return block_n, block_k
+    raise UsageError(f"--block-shape: expected two extents such as 128,128, got {text!r:.80}")

@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+from bitgate.kernels.arguments import whole_number
 from bitgate.kernels.moe import configs_vllm
 from bitgate.kernels.moe.configs_vllm import DTYPES, Entry, Lookup, file_name
 from bitgate.kernels.moe.contract import TileConfig
@@ -43,8 +44,9 @@ FIELDS: Final = {
     "num_stages": "num_stages",
 }
 _NAME: Final = re.compile(
-    r"E=(?P<experts>\d+),N=(?P<columns>\d+),device_name=(?P<device>[^,]+)"
-    r"(?:,dtype=(?P<dtype>[^,]+))?(?:,block_shape=(?P<block_shape>\[\d+,\d+\]))?\.json"
+    r"E=(?P<experts>[1-9][0-9]*),N=(?P<columns>[1-9][0-9]*),device_name=(?P<device>[^,]+)"
+    r"(?:,dtype=(?P<dtype>[^,]+))?"
+    r"(?:,block_shape=(?P<block_shape>\[[1-9][0-9]*,[1-9][0-9]*\]))?\.json"
 )
 _SLOW: Final = (
     "published figures show about a factor of two without one: Qwen3-30B-A3B on an H100, 4096 "
@@ -279,9 +281,10 @@ def _table(name: str, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _tokens(name: str, key: str) -> int:
-    if not (key.isascii() and key.isdecimal() and int(key) > 0):
-        raise UsageError(f"{name}: expected token counts as keys and {_VERSION}, got {key!r}")
-    return int(key)
+    tokens = whole_number(key)
+    if not tokens:
+        raise UsageError(f"{name}: expected token counts as keys and {_VERSION}, got {_shown(key)}")
+    return tokens
 
 
 def _entry(name: str, key: str, value: Any) -> Entry:
@@ -309,7 +312,8 @@ def _check_setting(where: str, setting: str, given: Any) -> None:
         return
     if isinstance(given, bool) or not isinstance(given, int) or given < 1:
         raise UsageError(f"{where}: expected a whole number of at least 1, got {_shown(given)}")
-    if setting in _BLOCKS and given & (given - 1):
+    # Triton launches with no other number of warps either.
+    if setting in (*_BLOCKS, "num_warps") and given & (given - 1):
         raise UsageError(f"{where}: expected a power of two, got {given}")
     if setting == "SPLIT_K" and given != 1:
         raise UsageError(f"{where}: expected 1, got {given}; this kernel never splits K")

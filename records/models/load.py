@@ -12,7 +12,7 @@ from bitgate.records.codec import decode
 from bitgate.records.errors import UsageError
 from bitgate.records.models.types import ModelShape, Split
 
-_SPLIT = re.compile(r"(?:ep(?P<ep>\d{1,4}))?,?(?:tp(?P<tp>\d{1,4}))?")
+_SPLIT = re.compile(r"(?!,)(?:ep(?P<ep>[0-9]{1,4})(?=,tp|$))?,?(?:tp(?P<tp>[0-9]{1,4}))?")
 
 
 def names() -> tuple[str, ...]:
@@ -38,7 +38,7 @@ def split_shape(name: str) -> Split:
     """
     model, at, text = name.partition("@")
     found = _SPLIT.fullmatch(text)
-    if found is None or bool(at) != bool(text) or text.startswith(",") or text.endswith(","):
+    if found is None or bool(at) != bool(text):
         raise UsageError(f"{name}: expected a split such as @ep2, @tp8 or @ep2,tp4, got @{text}")
     return Split(model=shape(model), ep=int(found["ep"] or 1), tp=int(found["tp"] or 1))
 

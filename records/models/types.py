@@ -137,7 +137,8 @@ class Split(Value):
             if ranks < 1 or whole % ranks:
                 raise UsageError(
                     f"{self.model.name}@{kind}{ranks}: {what} {whole} cannot be divided into "
-                    f"{ranks} equal parts; expected one of {_divisors(whole)}"
+                    f"{ranks} equal parts; expected a number that divides it, such as "
+                    f"{_divisors(whole)}"
                 )
 
     @property
@@ -149,6 +150,11 @@ class Split(Value):
     def intermediate(self) -> int:
         """Elements of one expert's intermediate row on this rank."""
         return self.model.intermediate // self.tp
+
+    @property
+    def first_overflow_tokens(self) -> int:
+        """As of the model, for the rows of this rank, which hold its part of the intermediate."""
+        return first_overflow_tokens(self.model.top_k, self.model.hidden, self.intermediate)
 
     def experts_axes(self, tokens: int) -> tuple[tuple[str, int], ...]:
         """The axes of `moe_experts` for this rank's weights, in the order of their names.

@@ -212,12 +212,14 @@ def test_questions_without_an_answer_are_refused(changes: dict[str, Any], messag
         (b'{"1": {}, "1": {}}', "each key once, got twice: 1"),
         (b'{"one": {}}', "expected token counts as keys and triton_version, got 'one'"),
         (b'{"0": {}}', "got '0'"),
+        (b'{"%s": {}}' % (b"9" * 5000), "expected token counts as keys"),
         (b'{"1": 16}', "key 1: expected a table of tiles, got 16"),
         (json.dumps({"1": TILES, "01": TILES}).encode(), "each token count once"),
         (json.dumps({"1": TILES | {"tile_m": 16}}).encode(), "key 1: unknown tile_m"),
         (json.dumps({"1": TILES | {"SPLIT_K": 2}}).encode(), "never splits K"),
         (json.dumps({"1": TILES | {"BLOCK_SIZE_M": 48}}).encode(), "power of two, got 48"),
         (json.dumps({"1": TILES | {"num_warps": 0}}).encode(), "at least 1, got 0"),
+        (json.dumps({"1": TILES | {"num_warps": 3}}).encode(), "num_warps: expected a power of"),
         (json.dumps({"1": TILES | {"num_warps": "4"}}).encode(), "got '4'"),
         (json.dumps({"1": TILES | {"num_warps": True}}).encode(), "got True"),
         (json.dumps({"1": TILES | {"kpack": [2]}}).encode(), "kpack: expected a whole number"),
@@ -232,7 +234,13 @@ def test_a_file_that_says_something_else_is_refused(content: bytes, message: str
 
 @pytest.mark.parametrize(
     "name",
-    ["tiles.json", "E=384,N=256,device_name=AMD,dtype=int4_w4a16,backend=flydsl.json"],
+    [
+        "tiles.json",
+        "E=384,N=256,device_name=AMD,dtype=int4_w4a16,backend=flydsl.json",
+        "E=0,N=256,device_name=D.json",
+        "E=\u0663,N=256,device_name=D.json",
+        "E=8,N=64,device_name=D,dtype=fp8_w8a8,block_shape=[0128,128].json",
+    ],
 )
 def test_a_file_of_another_kernel_is_refused(name: str) -> None:
     with pytest.raises(UsageError, match="expected a name such as"):

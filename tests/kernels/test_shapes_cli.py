@@ -52,7 +52,7 @@ def test_config_finds_a_file_and_tells_what_a_wrong_lookup_does(tmp_path: Path) 
     assert old["tiles"]["BLOCK_SIZE_K"] == 32
 
 
-@pytest.mark.parametrize("text", ["128", "128,x", "128,128,128"])
+@pytest.mark.parametrize("text", ["128", "128,x", "128,128,128", "128,", "9" * 5000 + ",128"])
 def test_config_refuses_what_is_no_block_shape(text: str) -> None:
     found = invoke("config", *ASKED, *ON, "--dtype", "fp8_w8a8", "--block-shape", text)
     assert isinstance(found.exception, UsageError)
@@ -71,6 +71,7 @@ def test_shapes_shows_a_rank_with_its_sources() -> None:
     assert found["rank"] == {"experts": 128, "intermediate": 192}
     assert found["rest_of_128"] == {"hidden": 0, "intermediate": 64}
     assert found["first_overflow_tokens"] == 65_536
+    assert facts("shapes", "Mixtral-8x7B@tp8")["first_overflow_tokens"] == 262_144
     assert "aiconfigurator" in found["source"]
     shown = invoke("shapes", "GLM-4.5-Air").stdout
     assert "nobody has looked it up" in shown

@@ -106,6 +106,12 @@ def test_the_first_tokens_that_overflow(name: str, tokens: int) -> None:
     assert (tokens - 1) * model.top_k * row < 1 << 31 <= tokens * model.top_k * row
 
 
+def test_a_rank_overflows_later_where_its_rows_are_shorter() -> None:
+    # At eight parts the first matmul's rows hold 3584 elements, and those of the second, 4096.
+    assert split_shape("Mixtral-8x7B@tp8").first_overflow_tokens == 1 << 18
+    assert split_shape("Mixtral-8x7B@ep8").first_overflow_tokens == 37_450
+
+
 def test_the_wider_of_the_two_rows_decides() -> None:
     assert first_overflow_tokens(1, 1 << 20, 1 << 18) == 1 << 11
     assert first_overflow_tokens(1, 1 << 20, 1 << 20) == 1 << 10
@@ -157,9 +163,11 @@ def test_a_split_gives_the_axes_of_a_workload(name: str, experts: int, intermedi
         ("Qwen3-30B-A3B@dp2", "got @dp2"),
         ("Qwen3-30B-A3B@ep2,", "expected a split"),
         ("Qwen3-30B-A3B@,tp2", "expected a split"),
+        ("Qwen3-30B-A3B@ep2tp2", "expected a split"),
+        ("Qwen3-30B-A3B@ep\u0662", "expected a split"),
         ("Qwen3-30B-A3B@ep0", "experts 128 cannot be divided into 0"),
         ("Qwen3-30B-A3B@ep3", "experts 128 cannot be divided into 3"),
-        ("gpt-oss-120b@tp7", r"intermediate 2880 .* expected one of 1, 2, 4, 8, 16, 32, 64"),
+        ("gpt-oss-120b@tp7", r"intermediate 2880 .* divides it, such as 1, 2, 4, 8, 16, 32, 64"),
     ],
 )
 def test_what_is_no_model_or_no_split_is_refused(name: str, message: str) -> None:
