@@ -18,7 +18,7 @@ from bitgate.bench.effect import EffectReport, effect
 from bitgate.bench.process import ChildFailed
 from bitgate.bench.session import Timed, measure
 from bitgate.bench.sides import Contest
-from bitgate.bench.tune_judge import Answer, Judging, judge
+from bitgate.bench.tune_judge import Answer, Judging, judge, oracle
 from bitgate.bench.witness import TimingRefused
 from bitgate.kernels import catalogue
 from bitgate.kernels.moe import tiles
@@ -44,7 +44,7 @@ class Tuning:
         device: where it runs.
         workloads: the same extents at several numbers of tokens.
         grid: the tiles that are tried beside DEFAULT_CONFIG.
-        plan: of each contest with the default; its alpha is shared out over the grid.
+        plan: of each contest with the default; its alpha is shared out over all of them.
         samples: inputs on which each configuration is judged before it is timed.
         timeout_s: how long one request to a process may take.
     """
@@ -62,6 +62,7 @@ class Tuning:
             raise UsageError(
                 f"{self.implementation.name} takes no tiles, so there are none to tune"
             )
+        oracle(self.implementation.op)
         if self.device not in self.implementation.devices:
             raise UsageError(
                 f"{self.implementation.name}: expected a device of "
@@ -72,8 +73,9 @@ class Tuning:
 
     @property
     def share(self) -> str:
-        """The alpha of one configuration: the plan's, divided by how many are tried."""
-        return f"{Decimal(self.plan.alpha) / len(self.grid):.3e}"
+        """The alpha of one contest: the plan's, divided by how many there are at all tokens."""
+        contests = len(self.grid) * len(self.workloads)
+        return f"{Decimal(self.plan.alpha) / contests:.3e}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

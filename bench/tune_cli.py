@@ -51,23 +51,16 @@ def tune_command(
     from bitgate.bench import tune_file
     from bitgate.bench.tune import Tuning, tune
     from bitgate.kernels import catalogue
-    from bitgate.records.types import Plan
 
+    if report is not None and not report.absolute().parent.is_dir():
+        raise UsageError(f"--report {report}: expected a folder that exists; make it first")
     found = catalogue.implementation(implementation)
     tuning = Tuning(
         implementation=found,
         device=device,
         workloads=_workloads(found.op, tokens, model, shape),
         grid=configs(grid),
-        plan=Plan(
-            regime="warm",
-            rounds=rounds,
-            processes=processes,
-            calls_per_sample=1,
-            margin=margin,
-            alpha=alpha,
-            order_seed=secrets.randbits(52),
-        ),
+        plan=_plan(rounds, processes, margin, alpha),
         samples=samples,
     )
     path = tune_file.destination(tuning, out, engine, force=force)
@@ -89,19 +82,20 @@ def configs(text: str) -> tuple[Any, ...]:
     Raises:
         UsageError: a field or a value is none, or only the default is left.
     """
+    from bitgate.kernels.arguments import whole_number
     from bitgate.kernels.moe.configs import FIELDS
     from bitgate.kernels.moe.contract import DEFAULT_CONFIG, TileConfig
 
     fields: dict[str, list[int]] = {}
     for part in text.split():
         name, _, values = part.partition("=")
-        numbers = values.split(",")
-        if name not in FIELDS or name in fields or not all(map(str.isdecimal, numbers)):
+        numbers = [whole_number(one) for one in values.split(",")]
+        if name not in FIELDS or name in fields or None in numbers:
             raise UsageError(
                 f"--grid: expected fields of {', '.join(FIELDS)}, each once with numbers, such as "
-                f"block_m=16,64; got {part!r}"
+                f"block_m=16,64; got {part!r:.80}"
             )
-        fields[name] = [int(number) for number in numbers]
+        fields[name] = [number for number in numbers if number is not None]
     points = product(*fields.values())
     made = [TileConfig(**dict(zip(fields, values, strict=True))) for values in points]
     others = tuple(dict.fromkeys(one for one in made if one != DEFAULT_CONFIG))
@@ -110,24 +104,43 @@ def configs(text: str) -> tuple[Any, ...]:
     return others
 
 
+def _plan(rounds: int, processes: int, margin: str, alpha: str) -> Any:
+    from bitgate.records.types import InvariantError, Plan
+
+    try:
+        return Plan(
+            regime="warm",
+            rounds=rounds,
+            processes=processes,
+            calls_per_sample=1,
+            margin=margin,
+            alpha=alpha,
+            order_seed=secrets.randbits(52),
+        )
+    except InvariantError as error:
+        raise UsageError(f"--rounds, --processes, --margin, --alpha: {error}") from None
+
+
 def _workloads(op: str, tokens: str, model: str | None, shape: str | None) -> tuple[Any, ...]:
+    from bitgate.kernels.arguments import whole_number
     from bitgate.records.models import split_shape
     from bitgate.records.ops import operator
     from bitgate.records.types import Workload
 
-    counts = tokens.split(",")
-    positive = all(one.isdecimal() and int(one) > 0 for one in counts)
-    if not positive or len(set(counts)) < len(counts):
-        raise UsageError(f"--tokens: expected different numbers such as 1,16,256, got {tokens!r}")
+    counts = [whole_number(one) or 0 for one in tokens.split(",")]
+    if not all(counts) or len(set(counts)) < len(counts):
+        raise UsageError(
+            f"--tokens: expected different numbers such as 1,16,256, got {tokens!r:.80}"
+        )
     if (model is None) == (shape is None):
         raise UsageError("expected either --model or --shape")
     if model is not None and op != "moe_experts":
         raise UsageError(f"--model gives the axes of moe_experts; name those of {op} with --shape")
     found = []
     for count in counts:
-        axes = dict(split_shape(model).experts_axes(int(count))) if model else _axes(shape or "")
+        axes = dict(split_shape(model).experts_axes(count)) if model else _axes(shape or "")
         point = Workload(
-            op=op, axes=tuple(sorted((axes | {"tokens": int(count)}).items())), dtype="bfloat16"
+            op=op, axes=tuple(sorted((axes | {"tokens": count}).items())), dtype="bfloat16"
         )
         operator(op).check(point)
         found.append(point)
@@ -135,10 +148,19 @@ def _workloads(op: str, tokens: str, model: str | None, shape: str | None) -> tu
 
 
 def _axes(text: str) -> dict[str, int]:
-    pairs = [part.partition("=") for part in text.split(",")]
-    if not all(name and value.isdecimal() for name, _, value in pairs):
-        raise UsageError(f"--shape: expected axes such as experts=8,hidden=64, got {text!r}")
-    return {name: int(value) for name, _, value in pairs}
+    from bitgate.kernels.arguments import whole_number
+
+    axes: dict[str, int] = {}
+    for part in text.split(","):
+        name, _, value = part.partition("=")
+        extent = whole_number(value)
+        if not name or name in (*axes, "tokens") or extent is None:
+            raise UsageError(
+                "--shape: expected axes other than tokens, each once, such as experts=8,hidden=64, "
+                f"got {part!r:.80}"
+            )
+        axes[name] = extent
+    return axes
 
 
 def _show(facts: dict[str, Any]) -> None:

@@ -111,13 +111,13 @@ def judge(judging: Judging, texts: Mapping[TileConfig, str], progress: Progress)
 def _known(judging: Judging) -> list[_Sample]:
     """What the default tiles give, checked as well."""
     kernel = judging.kernel
-    oracle, constants = _oracle(kernel.op), dict(kernel.constants)
+    bounds_of, constants = oracle(kernel.op), dict(kernel.constants)
     known: list[_Sample] = []
     with judging.worker("") as default:
         for workload in judging.workloads:
             for index in range(judging.samples):
                 inputs, name = kernel.make_inputs(workload, index), f"{workload.key}#{index}"
-                bounds = oracle(inputs, constants)
+                bounds = bounds_of(inputs, constants)
                 try:
                     outputs = _outputs(default, kernel, name, inputs, bounds)
                 except _Rejected as fault:
@@ -186,7 +186,8 @@ def _outputs(worker: Runner, kernel: Kernel, name: str, inputs: Tensors, bounds:
     return answers[0]
 
 
-def _oracle(op: str) -> Callable[[Tensors, Constants], Bounds]:
+def oracle(op: str) -> Callable[[Tensors, Constants], Bounds]:
+    """What bounds the error of an operator's outputs. Raises UsageError where nothing does."""
     known = {"moe_experts": _experts, "moe_gemm": _gemm}
     if op not in known:
         raise UsageError(

@@ -236,6 +236,8 @@ def test_the_fastest_with_evidence_is_chosen_and_the_default_where_there_is_none
 
 def test_configurations_share_the_false_claims_that_are_allowed() -> None:
     assert float(tuning().share) == pytest.approx(0.05 / 3, rel=1e-3)
+    # At another number of tokens each is another claim.
+    assert float(tuning(3, 64).share) == pytest.approx(0.05 / 6, rel=1e-3)
 
 
 def test_a_rejected_configuration_is_never_timed(fabricate: Callable[..., Measurement]) -> None:
