@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
@@ -32,6 +33,11 @@ def inputs_at(case: str = "random", *, index: int = 0, **axes: int) -> Tensors:
     shape |= {"group_n": 128, "group_k": 128} | axes
     point = tuple(sorted(shape.items()))
     workload = Workload(op="moe_gemm_fp8", axes=point, dtype="float8_e4m3fn", case=case)
+    return {name: tensor.clone() for name, tensor in made(workload, index).items()}
+
+
+@cache
+def made(workload: Workload, index: int) -> Tensors:
     return MOE_GEMM_FP8.make_inputs(workload, index)
 
 
@@ -119,7 +125,7 @@ def test_no_bit_differs_with_scales_of_whole_rows(a: str, w: str) -> None:
 
 @pytest.mark.parametrize("accumulate", ACCUMULATE[1:])
 def test_every_accumulate_form_is_another_order(accumulate: str) -> None:
-    inputs = inputs_at(k=448, tokens=20, n=128)
+    inputs = inputs_at(k=320, n=128)
     expected, actual = both(inputs, accumulate=accumulate)
     assert_same(expected, actual)
     ours = by_tile(**inputs, **CONSTANTS)[1]
@@ -142,7 +148,7 @@ def test_no_bit_differs_on_a_grid(
 
 def test_a_wrong_order_of_the_groups_is_found_by_the_accumulator() -> None:
     """Planted: the kernel is made to sum the groups of K from the last to the first."""
-    inputs = inputs_at(tokens=24, k=1024, n=128)
+    inputs = inputs_at(k=640, n=128)
     backwards = {
         name: torch.cat(inputs[name].split(128, dim=-1)[::-1], dim=-1).contiguous()
         for name in ("a", "w")
@@ -150,7 +156,7 @@ def test_a_wrong_order_of_the_groups_is_found_by_the_accumulator() -> None:
     constants = CONSTANTS | {"block_k": 128}
     expected = MOE_GEMM_FP8.named_outputs(by_tile(**inputs, **constants))
     wrong = MOE_GEMM_FP8.named_outputs(by_triton(**(inputs | backwards), **constants))
-    assert differing(expected["acc"], wrong["acc"]) > 0.5
+    assert differing(expected["acc"], wrong["acc"]) > 0.4
     assert differing(expected["out"], wrong["out"]) < 0.01
     result = compare_tensors("gemm", expected, wrong)
     assert "acc" in {mismatch.tensor for mismatch in result.mismatches}
@@ -245,7 +251,7 @@ def test_a_fused_multiply_add_rounds_once() -> None:
 @pytest.mark.parametrize("scheme", ["block", "whole"])
 @pytest.mark.parametrize("run", RUNS, ids=NAMES)
 def test_both_results_lie_within_their_bounds(run: Any, scheme: str) -> None:
-    inputs = inputs_at("padding", k=448, tokens=20)
+    inputs = inputs_at("padding", k=200)
     if scheme == "whole":
         inputs = whole(inputs)
     outputs = MOE_GEMM_FP8.named_outputs(run(**inputs, **CONSTANTS | {"scheme": scheme}))

@@ -1,7 +1,7 @@
 """moe-fp8/1 as a whole: tiles, Triton and the fused quantiser, boundary by boundary."""
 
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import pytest
@@ -28,6 +28,8 @@ from bitgate.records.errors import UsageError
 from bitgate.records.types import Workload
 
 LIMIT = 10.0
+# One tile for all columns: the interpreter counts programs.
+WIDE = TileConfig(block_n=256, block_k=128)
 BOUNDARIES = [
     "sorted_pairs",
     "expert_ids",
@@ -48,10 +50,15 @@ NAMES = [one.name for one in MOE_EXPERTS_FP8.implementations]
 
 
 def inputs_at(case: str = "random", **axes: int) -> Tensors:
-    shape = {"hidden": 192, "intermediate": 72, "experts": 3, "top_k": 2, "tokens": 6}
+    shape = {"hidden": 160, "intermediate": 72, "experts": 2, "top_k": 2, "tokens": 5}
     shape |= {"block_n": 128, "block_k": 128} | axes
     point = tuple(sorted(shape.items()))
     workload = Workload(op="moe_experts_fp8", axes=point, dtype="bfloat16", case=case)
+    return {name: tensor.clone() for name, tensor in made(workload).items()}
+
+
+@cache
+def made(workload: Workload) -> Tensors:
     return MOE_EXPERTS_FP8.make_inputs(workload, 0)
 
 
@@ -67,9 +74,12 @@ def whole(inputs: Tensors, weights: str) -> Tensors:
     return changed
 
 
-def tapped(run_one: Any, inputs: Tensors, **constants: Any) -> Tensors:
+def tapped(
+    run_one: Any, inputs: Tensors, *, config: TileConfig = WIDE, **constants: Any
+) -> Tensors:
     seen: Tensors = {}
-    run_one(**inputs, swiglu_limit=LIMIT, **constants, tap=partial(seen.__setitem__))
+    tap = partial(seen.__setitem__)
+    run_one(**inputs, swiglu_limit=LIMIT, config=config, **constants, tap=tap)
     return seen
 
 
@@ -88,10 +98,13 @@ UNFUSED = [name for name in BOUNDARIES if name != "activated"]
     ("case", "constants", "config"),
     [
         ("random", {}, FP8_CONFIG),
-        ("padding", {"block_k": 64, "rounding": "reciprocal"}, FP8_CONFIG),
-        ("padding", {"scale_rule": "ue8m0"}, TileConfig(block_m=32, block_n=64, block_k=32)),
+        (
+            "padding",
+            {"block_k": 64, "scale_rule": "ue8m0"},
+            TileConfig(block_m=32, block_n=256, block_k=64),
+        ),
     ],
-    ids=["default", "128x64", "ue8m0"],
+    ids=["default", "128x64"],
 )
 def test_no_bit_differs_at_any_boundary(
     case: str, constants: dict[str, Any], config: TileConfig
@@ -103,14 +116,12 @@ def test_no_bit_differs_at_any_boundary(
     assert_same(expected, fused, UNFUSED)
 
 
-@pytest.mark.parametrize(
-    ("scheme", "weights"), [("token", "channel"), ("token", "tensor"), ("tensor", "tensor")]
-)
+@pytest.mark.parametrize(("scheme", "weights"), [("token", "channel"), ("tensor", "tensor")])
 def test_no_bit_differs_with_scales_of_whole_rows(scheme: str, weights: str) -> None:
     inputs = whole(inputs_at(), weights)
     expected = tapped(experts_fp8_tile, inputs, scheme=scheme)
     assert_same(expected, tapped(experts_fp8_triton, inputs, scheme=scheme))
-    rows = 1 if scheme == "tensor" else 12
+    rows = 1 if scheme == "tensor" else 10
     assert expected["activated_scales"].shape == (rows, 1)
     # A scale of the whole tensor cannot be fused, and has the same bits all the same.
     fused = tapped(experts_fp8_fused, inputs, scheme=scheme)
@@ -161,12 +172,12 @@ def test_the_first_boundary_that_differs_is_the_first_wrong_one(
 
 def test_a_tap_changes_no_bit_and_dropped_rows_are_zeros() -> None:
     inputs = inputs_at("padding")
-    for one in RUNS:
-        out = one(**inputs, swiglu_limit=LIMIT)
+    for one in (experts_fp8_tile, experts_fp8_fused):
+        out = one(**inputs, swiglu_limit=LIMIT, config=WIDE)
         seen = tapped(one, inputs)
         assert compare_tensors("out", {"out": seen["out"]}, {"out": out}).equal
         ids = inputs["topk_ids"].reshape(-1)
-        dropped = (ids < 0) | (ids >= 3)
+        dropped = (ids < 0) | (ids >= 2)
         assert dropped.any()
         for name in ("gate_up_acc", "gate_up", "activated_codes", "weighted_acc", "weighted"):
             assert not seen[name][dropped].view(torch.uint8).any()
@@ -243,10 +254,10 @@ def test_the_dense_loop_is_the_value_of_the_oracle() -> None:
         ("x", lambda t: t.float(), "expected x in bfloat16, got float32"),
         ("w_down", lambda t: t.view(torch.uint8), "expected w_down in float8_e4m3fn, got uint8"),
         ("gate_up_scales", lambda t: t.bfloat16(), "expected gate_up_scales in float32"),
-        ("down_scales", lambda t: t[:, :1], r"down_scales of \[3, 2, 1\] under scheme block"),
-        ("topk_ids", lambda t: t + 9, r"topk_ids: expected 0 to 2 .*got 9 to 11"),
+        ("down_scales", lambda t: t[:, :1], r"down_scales of \[2, 2, 1\] under scheme block"),
+        ("topk_ids", lambda t: t + 9, r"topk_ids: expected 0 to 1 .*got 9 to 10"),
         ("scheme", lambda _: "static", "group, token, tensor, got 'static'"),
-        ("scheme", lambda _: "token", r"gate_up_scales of \[3, 144, 1\] or \[3, 1, 1\]"),
+        ("scheme", lambda _: "token", r"gate_up_scales of \[2, 144, 1\] or \[2, 1, 1\]"),
         ("rounding", lambda _: "nearest", "rounding of divide, reciprocal"),
         ("block_n", lambda _: 96, "block_n of 64, 128, got 96"),
         ("swiglu_limit", lambda _: True, "swiglu_limit to be a positive number"),

@@ -38,7 +38,7 @@ EVERY = {
 
 
 def tensors_at(*, bias: bool = False, top_k: int = 4) -> Tensors:
-    axes = {"tokens": 9, "hidden": 72, "intermediate": 40, "experts": 5, "top_k": top_k}
+    axes = {"tokens": 6, "hidden": 72, "intermediate": 40, "experts": 4, "top_k": top_k}
     point = tuple(sorted(axes.items()))
     inputs = MOE_EXPERTS.make_inputs(
         Workload(op="moe_experts", axes=point, dtype="bfloat16", case="padding"), 0
@@ -46,7 +46,7 @@ def tensors_at(*, bias: bool = False, top_k: int = 4) -> Tensors:
     if bias:
         stream = IntegerStream(8)
         for name, columns in (("gate_up", 80), ("down", 72)):
-            inputs[f"{name}_bias"] = integer_tensor(stream, (5, columns), high=255, scale_log2=7)
+            inputs[f"{name}_bias"] = integer_tensor(stream, (4, columns), high=255, scale_log2=7)
     return inputs
 
 
