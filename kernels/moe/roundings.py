@@ -248,7 +248,8 @@ ROUNDINGS: Final[tuple[Roundings, ...]] = (
         step="k-ascending",
         exp="fast",
         bound="moe-bf16/1",
-        source="vLLM 0.32.0, csrc/cpu/cpu_fused_moe.cpp and micro_gemm",
+        source="vLLM 0.32.0, csrc/cpu/cpu_fused_moe.cpp and micro_gemm; recovered from its bits "
+        "(docs/orders.md)",
     ),
     Roundings(
         name="torch-iterative",

@@ -14,6 +14,7 @@ import torch
 
 from bitgate.kernels.spec import Constants, Tensors
 from bitgate.parity.bits import raw_bytes
+from bitgate.records.errors import UsageError
 
 Choice = tuple[tuple[str, str], ...]
 """(dimension, option), in the order of the dimensions."""
@@ -100,6 +101,28 @@ class Orders:
     def gives(self) -> tuple[str, ...]:
         """Every tensor that can be compared, in the order of computation."""
         return tuple(name for one in self.dimensions for name in one.gives)
+
+
+def replay(orders: Orders, choice: Choice, inputs: Tensors, constants: Constants) -> Tensors:
+    """What one order computes: every tensor that it gives, by name.
+
+    Raises:
+        UsageError: a dimension lacks its option, or one does not apply to what was chosen before.
+    """
+    wanted = dict(choice)
+    state = State(orders.prepare(inputs, constants), constants)
+    for dimension in orders.dimensions:
+        options = {option.name: option for option in dimension.options}
+        option = options.get(wanted.get(dimension.name, ""))
+        made = (*state.choice, (dimension.name, wanted.get(dimension.name, "")))
+        before = State(state.tensors, constants, made)
+        if option is None or not option.applies(before):
+            raise UsageError(
+                f"{orders.op}: expected an option of {dimension.name!r} that fits the others, got "
+                f"{wanted.get(dimension.name)!r}; there are {', '.join(options)}"
+            )
+        state = State({**state.tensors, **option.run(before)}, constants, made)
+    return {name: state[name] for name in orders.gives}
 
 
 class Visitor(Protocol):

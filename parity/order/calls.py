@@ -50,9 +50,11 @@ def read_calls(paths: Sequence[Path], op: str | None, boundary: str = "") -> dic
         if op in (None, name):
             by_op.setdefault(name, []).append(call)
     if not by_op:
+        wanted = op or " or ".join(one.op for one in ORDERS)
         raise UsageError(
-            f"{', '.join(map(str, paths))}: expected kept calls of {op or ' or '.join(one.op for one in ORDERS)}, got "
-            f"{', '.join(sorted({name for name, _ in found})) or 'none'}"
+            f"{', '.join(map(str, paths))}: expected kept calls of {wanted}, got "
+            f"{', '.join(sorted({name for name, _ in found})) or 'none'}; capture with --keep-all, "
+            "or name another --op or --boundary"
         )
     return by_op
 

@@ -12,6 +12,7 @@ from bitgate.parity.order.moe import (
     ACTIVATION,
     EARLY,
     FIRST,
+    PRODUCTS,
     ROUNDING,
     SECOND,
     SILU,
@@ -19,7 +20,7 @@ from bitgate.parity.order.moe import (
     matmul,
 )
 from bitgate.parity.order.moe_gemm import BIAS, GEMM_WEIGHT
-from bitgate.parity.order.moe_sums import PRODUCTS, ROWS, combine
+from bitgate.parity.order.moe_sums import ROWS, UNWEIGHTED_ROWS, combine
 from bitgate.records.errors import UsageError
 
 
@@ -43,10 +44,10 @@ def _tokens(inputs: Tensors) -> int:
 
 
 def _experts_work(inputs: Tensors) -> int:
-    # Each order of the matmuls is combined with up to 18 activations.
+    # Of the activations that one order of the first matmul leads to, about eight have other bits.
     w_gate_up, w_down = inputs["w_gate_up"], inputs["w_down"]
-    per_pair = w_gate_up[0].numel() + 18 * w_down[0].numel()
-    return inputs["topk_ids"].numel() * per_pair
+    per_pair = w_gate_up[0].numel() + 8 * w_down[0].numel()
+    return len(PRODUCTS) * inputs["topk_ids"].numel() * per_pair
 
 
 def _shorten(
@@ -90,7 +91,7 @@ MOE_EXPERTS_DIMENSIONS: Final[tuple[Dimension, ...]] = (
         lambda state: (state["activated"], state["w_down"]),
     ),
     WEIGHT,
-    combine((*ROWS, *PRODUCTS)),
+    combine((*ROWS, *UNWEIGHTED_ROWS)),
 )
 _BF16 = ("bf16", "replayed", "bf16-between", "no", "accumulator", "fp32-slots")
 _TORCH = ("bf16", "torch", "bf16-between", "no", "row", "bf16-experts")
@@ -127,7 +128,7 @@ def _gemm(inputs: Tensors, constants: Constants) -> Tensors:
 
 
 def _gemm_work(inputs: Tensors) -> int:
-    return inputs["weights"].numel() * inputs["w"][0].numel()
+    return len(PRODUCTS) * inputs["weights"].numel() * inputs["w"][0].numel()
 
 
 GEMM: Final = Orders(
@@ -218,7 +219,7 @@ COMBINE: Final = Orders(
 )
 COMBINE_WEIGHTED: Final = Orders(
     op="moe_combine_weighted",
-    dimensions=(combine(PRODUCTS),),
+    dimensions=(combine(UNWEIGHTED_ROWS),),
     prepare=_combine,
     named=(("moe-gather/1", (("combine", "products-slots"),)),),
     work=_combine_work,

@@ -21,7 +21,7 @@ from bitgate.records.types import Mismatch
 Skip = frozenset[tuple[str, str]]
 Verdict = Literal["one", "several", "none", "nothing"]
 NEAREST = 3
-# Multiplications of one walk: minutes on a small machine.
+# Multiplications of one walk: up to a minute on a small machine.
 WORK = 1 << 31
 
 
@@ -114,6 +114,7 @@ class _Trial:
         self._skip = skip
         self._walk = Walk(self)
         self.misses: dict[str, Near] = {}
+        self.counts: dict[str, int] = {}
         self.kept: tuple[Choice, ...] = ()
 
     def run(self, state: State, dimensions: tuple[Dimension, ...]) -> None:
@@ -135,8 +136,8 @@ class _Trial:
                     if mismatch is None:
                         continue
                     self.misses[result] = _near(state.choice, expected, mismatch)
-                near = self.misses[result]
-                self.misses[result] = replace(near, orders=near.orders + 1)
+                    self.counts[result] = 0
+                self.counts[result] += 1
                 return False
         return True
 
@@ -144,9 +145,10 @@ class _Trial:
         """Of the results that differ, those that agree furthest and then in most elements."""
         places = list(self.observed)
         ranked = sorted(
-            self.misses.values(), key=lambda near: (-places.index(near.tensor), near.differing)
+            self.misses.items(),
+            key=lambda item: (-places.index(item[1].tensor), item[1].differing),
         )
-        return tuple(ranked[:NEAREST])
+        return tuple(replace(near, orders=self.counts[key]) for key, near in ranked[:NEAREST])
 
 
 def _near(choice: Choice, expected: torch.Tensor, mismatch: Mismatch) -> Near:
@@ -197,6 +199,21 @@ def identify(
     return tuple(
         replace(_stage(orders, stage, cut, skip), left_out=left_out)
         for stage in _stages(orders, cut[0].observed)
+    )
+
+
+def _nothing(orders: Orders, stage: _Stage) -> Finding:
+    return Finding(
+        op=orders.op,
+        stage=stage.name,
+        calls=0,
+        compared=0,
+        tried=0,
+        distinct=0,
+        reproducing=(),
+        nearest=(),
+        named=(),
+        label="none",
     )
 
 
@@ -253,6 +270,10 @@ def _stage(orders: Orders, stage: _Stage, calls: Sequence[Call], skip: Skip) -> 
     """Every order on the first call; on the others those that are left."""
     trials: list[_Trial] = []
     found: tuple[Choice, ...] = ()
+    # A call without a token has no order.
+    calls = [call for call in calls if orders.tokens(call.inputs)]
+    if not calls:
+        return _nothing(orders, stage)
     for call in calls:
         left = {choice[: n + 1] for choice in found for n in range(len(choice))}
         only = frozenset(left) if trials else None
@@ -270,7 +291,7 @@ def _stage(orders: Orders, stage: _Stage, calls: Sequence[Call], skip: Skip) -> 
         stage=stage.name,
         calls=len(trials),
         compared=sum(one.numel() for trial in trials for one in trial.observed.values()),
-        tried=sum(near.orders for near in first.misses.values()) + len(first.kept),
+        tried=sum(first.counts.values()) + len(first.kept),
         distinct=len(first.misses) + bool(first.kept),
         reproducing=found,
         nearest=last.nearest(),

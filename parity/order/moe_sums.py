@@ -115,7 +115,7 @@ ROWS: Final = (
         applies=_weighted,
     ),
 )
-PRODUCTS: Final = (
+UNWEIGHTED_ROWS: Final = (
     *_options(
         "products",
         "row times weight, rounded to float32, then added",

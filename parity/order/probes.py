@@ -18,7 +18,7 @@ from bitgate.kernels.mhc.post_pre import MHC_POST_PRE
 from bitgate.kernels.mhc.pre import MHC_PRE
 from bitgate.kernels.moe import align_reference
 from bitgate.kernels.moe.contract import DEFAULT_CONFIG
-from bitgate.kernels.moe.experts_data import route, routing_weights, spread
+from bitgate.kernels.moe.experts_data import route, spread
 from bitgate.kernels.spec import Constants, Kernel, Tensors
 from bitgate.records.errors import UsageError
 from bitgate.records.types import Workload
@@ -48,8 +48,16 @@ def probes(op: str) -> tuple[Probe, ...]:
 
 
 def _cancelling(a: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows and weights of twice the length; every product occurs with both signs."""
-    return torch.cat([a, a.flip(-1)], dim=-1), torch.cat([w, -w.flip(-1)], dim=-1)
+    """Rows and weights of twice the length; every product occurs with both signs, far apart."""
+    # A mirror image would hide some trees from others.
+    places = (torch.arange(a.shape[-1]) * 37 + 11) % a.shape[-1]
+    return torch.cat([a, a[..., places]], dim=-1), torch.cat([w, -w[..., places]], dim=-1)
+
+
+def _weights(stream: IntegerStream, shape: tuple[int, ...]) -> Tensor:
+    """Positive weights of 24 bits: shorter ones times a bfloat16 would be exact in float32."""
+    high = (1 << 24) - 1
+    return integer_tensor(stream, shape, high=high, scale_log2=24, dtype=torch.float32).abs()
 
 
 def _experts() -> tuple[Probe, ...]:
@@ -57,18 +65,18 @@ def _experts() -> tuple[Probe, ...]:
 
 
 def _experts_sums() -> Probe:
-    """The up half cancels, so that the order of the first sum shows; 320 is no power of two."""
+    """The up half cancels, so that the order of the first sum shows; 448 are 3.5 chunks of 128."""
     stream = IntegerStream(1)
     x, up = _cancelling(
-        spread(stream, (8, 160), scale_log2=6), spread(stream, (4, 96, 160), scale_log2=8)
+        spread(stream, (8, 224), scale_log2=6), spread(stream, (4, 96, 224), scale_log2=8)
     )
-    gate = spread(stream, (4, 96, 320), scale_log2=8)
+    gate = spread(stream, (4, 96, 448), scale_log2=8)
     inputs = {
         "x": x,
         "topk_ids": torch.from_numpy(route(stream, 8, 4, 2)),
-        "topk_weights": routing_weights(stream, (8, 2)),
+        "topk_weights": _weights(stream, (8, 2)),
         "w_gate_up": torch.cat([gate, up], dim=1),
-        "w_down": spread(stream, (4, 320, 96), scale_log2=8),
+        "w_down": spread(stream, (4, 448, 96), scale_log2=8),
     }
     return Probe(label="sums along K", inputs=inputs, constants={"swiglu_limit": inf})
 
@@ -83,7 +91,7 @@ def _experts_combine() -> Probe:
     order = torch.from_numpy(stream.integers((tokens, 4), 0, 1 << 30)).argsort(dim=1)
     # Experts 0 and 4 cancel; between them come two of the others, in every order.
     ids = torch.tensor([0, 4, 2, 5]).expand(tokens, 4).gather(1, order)
-    weights = routing_weights(stream, (tokens, 4))
+    weights = _weights(stream, (tokens, 4))
     big = (ids % 4 == 0).float()
     weights = weights * (1 - big) + weights[:, :1] * big
     inputs = {
@@ -129,10 +137,10 @@ def _gemm() -> tuple[Probe, ...]:
     everyone = torch.arange(experts, dtype=torch.int32)
     aligned = align_reference.moe_align(topk_ids=ids, expert_map=everyone, block_m=block_m)
     shared = dict(zip(("sorted_pairs", "expert_ids", "padded"), aligned, strict=True))
-    shared["weights"] = routing_weights(stream, (tokens * top_k,))
+    shared["weights"] = _weights(stream, (tokens * top_k,))
     a, w = (
-        spread(stream, (tokens, 160), scale_log2=6),
-        spread(stream, (experts, n, 160), scale_log2=8),
+        spread(stream, (tokens, 224), scale_log2=6),
+        spread(stream, (experts, n, 224), scale_log2=8),
     )
     bias = integer_tensor(
         stream, (experts, n), high=(1 << 24) - 1, scale_log2=24, dtype=torch.float32
@@ -172,10 +180,7 @@ def _combine(*, weigh: bool) -> tuple[Probe, ...]:
     order = torch.from_numpy(stream.integers((64, 4), 0, 1 << 30)).argsort(dim=1)
     inputs = {"y": y, "topk_ids": order}
     if weigh:
-        # Of 24 bits: shorter ones times a bfloat16 would be exact.
-        weights = integer_tensor(
-            stream, (64, 4), high=(1 << 24) - 1, scale_log2=24, dtype=torch.float32
-        ).abs()
+        weights = _weights(stream, (64, 4))
         weights[:, 2] = weights[:, 0]
         inputs["topk_weights"] = weights
     return (Probe(label="sums over slots", inputs=inputs, constants={"experts": 4}),)
