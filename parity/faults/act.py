@@ -9,7 +9,7 @@ from bitgate.kernels.moe.act import MOE_ACT
 from bitgate.kernels.moe.contract import MOE_BF16_1
 from bitgate.kernels.spec import Constants, Tensors
 from bitgate.parity.faults import checks
-from bitgate.parity.faults.base import Area, Fault, Fired, Memory, Run, Target
+from bitgate.parity.faults.base import Area, Fault, Fired, Memory, Run
 from bitgate.parity.faults.checks import Rows, Sample
 
 _OP = "moe_act"
@@ -18,8 +18,6 @@ _ROWS = Rows(inputs=("gate_up",), outputs=("out",))
 
 def area() -> Area:
     """The target with every implementation of the catalogue, and its faults."""
-    correct = checks.implementations(MOE_ACT, MOE_BF16_1.name)
-    host = next(iter(correct))
 
     def every() -> list[Sample]:
         return checks.suite(MOE_ACT)
@@ -27,19 +25,13 @@ def area() -> Area:
     def some() -> list[Sample]:
         return [_random(2, 768), _random(5, 40)]
 
-    target = Target(
-        name=_OP,
-        correct=correct,
-        hosts=(host,),
-        checks=(
-            checks.fixtures(MOE_ACT),
-            checks.bits(correct[host], every),
-            checks.sentinel(some),
-            checks.reuse(some),
-            checks.repeat(some),
-            checks.alone(some, _ROWS),
-            checks.strided(some),
-        ),
+    target = checks.operator(
+        MOE_ACT,
+        MOE_BF16_1.name,
+        every,
+        some,
+        checks.alone(some, _ROWS),
+        checks.strided(some),
     )
     return Area(name="act", targets=(target,), faults=FAULTS)
 

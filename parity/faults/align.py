@@ -14,7 +14,7 @@ from bitgate.kernels.moe.align import MOE_ALIGN
 from bitgate.kernels.moe.contract import MOE_BF16_1
 from bitgate.kernels.spec import Constants, Tensors
 from bitgate.parity.faults import checks
-from bitgate.parity.faults.base import Area, Check, Fault, Fired, Memory, New, Run, Target
+from bitgate.parity.faults.base import Area, Check, Fault, Fired, Memory, New, Run
 from bitgate.parity.faults.checks import Sample
 
 _OP = "moe_align"
@@ -23,8 +23,6 @@ _RULES: Constants = {"block_m": 16, "layout": "vllm-0.33"}
 
 def area() -> Area:
     """The target with every implementation of the catalogue, and its faults."""
-    correct = checks.implementations(MOE_ALIGN, MOE_BF16_1.name)
-    host = next(iter(correct))
 
     def every() -> list[Sample]:
         return checks.suite(MOE_ALIGN)
@@ -32,18 +30,12 @@ def area() -> Area:
     def some() -> list[Sample]:
         return [one for one in every() if one.given["topk_ids"].numel() < 256][:3]
 
-    target = Target(
-        name=_OP,
-        correct=correct,
-        hosts=(host,),
-        checks=(
-            checks.fixtures(MOE_ALIGN),
-            checks.bits(correct[host], every),
-            checks.sentinel(some),
-            checks.reuse(some),
-            checks.repeat(some),
-            Check(name="capacity", look=_capacity),
-        ),
+    target = checks.operator(
+        MOE_ALIGN,
+        MOE_BF16_1.name,
+        every,
+        some,
+        Check(name="capacity", look=_capacity),
     )
     return Area(name="align", targets=(target,), faults=FAULTS)
 

@@ -13,7 +13,7 @@ import torch
 from bitgate.kernels.loading import load
 from bitgate.kernels.spec import Constants, Kernel, Tensors
 from bitgate.parity.compare import compare_tensors
-from bitgate.parity.faults.base import FINITE_FILL, NAN_FILL, Check, Memory, New, Run
+from bitgate.parity.faults.base import FINITE_FILL, NAN_FILL, Check, Memory, New, Run, Target
 from bitgate.records.errors import UsageError
 
 
@@ -307,3 +307,30 @@ def implementations(kernel: Kernel, contract: str) -> dict[str, Run]:
     truth = load(targets.pop(reference))
     others = {name: filling(kernel, load(target), truth) for name, target in targets.items()}
     return {reference: into(kernel, truth), **others}
+
+
+def operator(kernel: Kernel, contract: str, every: Samples, some: Samples, *more: Check) -> Target:
+    """An operator as a target: its implementations under one contract, faults in the reference.
+
+    Args:
+        kernel: the operator.
+        contract: the name of the contract.
+        every: samples whose bits are compared with the reference's.
+        some: samples of the other checks that every operator has.
+        more: checks of this operator.
+    """
+    correct = implementations(kernel, contract)
+    host = next(iter(correct))
+    return Target(
+        name=kernel.op,
+        correct=correct,
+        hosts=(host,),
+        checks=(
+            fixtures(kernel),
+            bits(correct[host], every),
+            sentinel(some),
+            reuse(some),
+            repeat(some),
+            *more,
+        ),
+    )

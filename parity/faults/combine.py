@@ -12,7 +12,7 @@ from bitgate.kernels.moe.combine import MOE_COMBINE
 from bitgate.kernels.moe.contract import MOE_BF16_1
 from bitgate.kernels.spec import Constants, Tensors
 from bitgate.parity.faults import checks
-from bitgate.parity.faults.base import Area, Fault, Fired, Memory, Run, Target
+from bitgate.parity.faults.base import Area, Fault, Fired, Memory, Run
 from bitgate.parity.faults.checks import Rows, Sample
 from bitgate.records.types import Workload
 
@@ -22,8 +22,6 @@ _ROWS = Rows(inputs=("y", "topk_ids"), outputs=("out",))
 
 def area() -> Area:
     """The target with every implementation of the catalogue, and its faults."""
-    correct = checks.implementations(MOE_COMBINE, MOE_BF16_1.name)
-    host = next(iter(correct))
 
     def every() -> list[Sample]:
         return checks.suite(MOE_COMBINE)
@@ -31,20 +29,14 @@ def area() -> Area:
     def some() -> list[Sample]:
         return [_sample(9, 8, "padding"), _sample(4, 3, "padding"), _sample(9, 8, "exponents")]
 
-    target = Target(
-        name=_OP,
-        correct=correct,
-        hosts=(host,),
-        checks=(
-            checks.fixtures(MOE_COMBINE),
-            checks.bits(correct[host], every),
-            checks.sentinel(some),
-            checks.reuse(some),
-            checks.repeat(some),
-            checks.alone(some, _ROWS),
-            checks.strided(some),
-            checks.unread(some, _spoil),
-        ),
+    target = checks.operator(
+        MOE_COMBINE,
+        MOE_BF16_1.name,
+        every,
+        some,
+        checks.alone(some, _ROWS),
+        checks.strided(some),
+        checks.unread(some, _spoil),
     )
     return Area(name="combine", targets=(target,), faults=FAULTS)
 

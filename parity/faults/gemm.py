@@ -15,7 +15,7 @@ from bitgate.kernels.moe.contract import MOE_BF16_1
 from bitgate.kernels.moe.gemm import MOE_GEMM
 from bitgate.kernels.spec import Constants, Tensors
 from bitgate.parity.faults import checks
-from bitgate.parity.faults.base import Area, Check, Fault, Fired, Memory, New, Run, Target
+from bitgate.parity.faults.base import Area, Check, Fault, Fired, Memory, New, Run
 from bitgate.parity.faults.checks import Sample
 from bitgate.records.types import Workload
 
@@ -25,22 +25,14 @@ _TILES = ((32, 64), (128, 128))
 
 def area() -> Area:
     """The target with every implementation of the catalogue, and its faults."""
-    correct = checks.implementations(MOE_GEMM, MOE_BF16_1.name)
-    host = next(iter(correct))
-    target = Target(
-        name=_OP,
-        correct=correct,
-        hosts=(host,),
-        checks=(
-            checks.fixtures(MOE_GEMM),
-            checks.bits(correct[host], _some),
-            checks.sentinel(_some),
-            checks.reuse(_some),
-            checks.repeat(_some),
-            checks.strided(_some),
-            checks.unread(_some, _spoil),
-            Check(name="tiles", look=_tiles),
-        ),
+    target = checks.operator(
+        MOE_GEMM,
+        MOE_BF16_1.name,
+        _some,
+        _some,
+        checks.strided(_some),
+        checks.unread(_some, _spoil),
+        Check(name="tiles", look=_tiles),
     )
     return Area(name="gemm", targets=(target,), faults=FAULTS)
 

@@ -13,7 +13,7 @@ from bitgate.kernels.moe.contract import MOE_FP8_1
 from bitgate.kernels.moe.quant import MOE_QUANT
 from bitgate.kernels.spec import Constants, Tensors
 from bitgate.parity.faults import checks
-from bitgate.parity.faults.base import Area, Fault, Fired, Memory, Run, Target
+from bitgate.parity.faults.base import Area, Fault, Fired, Memory, Run
 from bitgate.parity.faults.checks import Rows, Sample
 
 _OP = "moe_quant"
@@ -22,21 +22,13 @@ _ROWS = Rows(inputs=("x",), outputs=("codes", "scales"))
 
 def area() -> Area:
     """The target with every implementation of the catalogue, and its faults."""
-    correct = checks.implementations(MOE_QUANT, MOE_FP8_1.name)
-    host = next(iter(correct))
-    target = Target(
-        name=_OP,
-        correct=correct,
-        hosts=(host,),
-        checks=(
-            checks.fixtures(MOE_QUANT),
-            checks.bits(correct[host], _some),
-            checks.sentinel(_some),
-            checks.reuse(_some),
-            checks.repeat(_some),
-            checks.alone(_some, _ROWS),
-            checks.strided(_some),
-        ),
+    target = checks.operator(
+        MOE_QUANT,
+        MOE_FP8_1.name,
+        _some,
+        _some,
+        checks.alone(_some, _ROWS),
+        checks.strided(_some),
     )
     return Area(name="quant", targets=(target,), faults=FAULTS)
 

@@ -13,11 +13,11 @@ from torch import Tensor
 
 from bitgate.kernels.moe.contract import MOE_BF16_1
 from bitgate.kernels.moe.route import MOE_ROUTE
-from bitgate.kernels.moe.route_reference import kept, ordered, scores_of, weigh
+from bitgate.kernels.moe.route_reference import kept, moe_route, ordered, scores_of, weigh
 from bitgate.kernels.moe.route_rules import RouteRules
 from bitgate.kernels.spec import Constants, Tensors
 from bitgate.parity.faults import checks
-from bitgate.parity.faults.base import Area, Check, Fault, Fired, Memory, New, Run, Target
+from bitgate.parity.faults.base import Area, Check, Fault, Fired, Memory, New, Run
 from bitgate.parity.faults.checks import Rows, Sample
 from bitgate.records.errors import UsageError
 from bitgate.records.types import Workload
@@ -32,24 +32,17 @@ _GROUPED: Constants = {**_PLAIN, "groups": 4, "keep_groups": 2, "group_rank": "t
 
 def area() -> Area:
     """The target with every implementation of the catalogue, and its faults."""
-    correct = checks.implementations(MOE_ROUTE, MOE_BF16_1.name)
-    host = next(iter(correct))
-    target = Target(
-        name=_OP,
-        correct=correct,
-        hosts=(host,),
-        checks=(
-            checks.fixtures(MOE_ROUTE),
-            checks.bits(correct[host], _every),
-            checks.sentinel(_some),
-            checks.reuse(_some),
-            checks.repeat(_some),
-            checks.alone(_some, _ROWS),
-            checks.strided(_some),
-            checks.bits(correct[host], _buckets, name="buckets"),
-            Check(name="broken", look=_broken),
-            checks.refuses(_refused, UsageError),
-        ),
+    truth = checks.into(MOE_ROUTE, moe_route)
+    target = checks.operator(
+        MOE_ROUTE,
+        MOE_BF16_1.name,
+        _every,
+        _some,
+        checks.alone(_some, _ROWS),
+        checks.strided(_some),
+        checks.bits(truth, _buckets, name="buckets"),
+        Check(name="broken", look=_broken),
+        checks.refuses(_refused, UsageError),
     )
     return Area(name="routing", targets=(target,), faults=FAULTS)
 
