@@ -220,7 +220,11 @@ def _at_fraction(
 
 
 def _highest(
-    lines: list[tuple[int, int, int]], x: int, span: tuple[int, int], how: PriceSource, sources: Sources
+    lines: list[tuple[int, int, int]],
+    x: int,
+    span: tuple[int, int],
+    how: PriceSource,
+    sources: Sources,
 ) -> Quote:
     """The highest of some lines at x, as far as it stays the highest within the span."""
     rise, base, over = max(lines, key=lambda line: Fraction(line[0] * x + line[1], line[2]))
