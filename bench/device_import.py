@@ -7,16 +7,17 @@ say what was found, on which machine.
 """
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from bitgate.bench.effect import effect
 from bitgate.kernels.device_check.rows import ALPHA, FORMAT, MARGIN, Check, Sampled, Side
 from bitgate.parity.bounds import bound
+from bitgate.records.base import Value, require, require_sha256
 from bitgate.records.clock import utc_now
-from bitgate.records.codec import canonical, decode
+from bitgate.records.codec import FormatError, canonical, decode
 from bitgate.records.errors import UsageError
 from bitgate.records.identity import candidate_digest
 from bitgate.records.lanes import lane_id, make_lane
@@ -32,10 +33,12 @@ from bitgate.records.types import (
     Pairs,
     Plan,
     Record,
-    Tier,
     Verdict,
     Workload,
 )
+
+T = TypeVar("T", bound=Value)
+R = TypeVar("R", Check, Sampled)
 
 VERSION = 1
 _MEDIA = "application/json"
@@ -80,23 +83,20 @@ def import_device_check(folder: Path, ledger: Ledger) -> list[Entry[Record]]:
 def read(folder: Path) -> Found:
     """The rows of a device check's folder. Raises UsageError that names the file and the row."""
     plain = {name: _plain(folder / name) for name in _FILES}
-    about = plain["device.json"]
+    place, about = folder / "device.json", plain["device.json"]
     return Found(
-        environment=decode(Environment, _bytes(about, "environment", folder)),
-        harness=decode(Harness, _bytes(about, "harness", folder)),
-        sources={
-            module: tuple((path, digest) for path, digest in pairs)
-            for module, pairs in about.get("sources", {}).items()
-        },
-        checks=tuple(decode(Check, row) for row in _rows(plain["checks.json"], "check")),
-        timings=tuple(decode(Sampled, row) for row in _rows(plain["timings.json"], "sampled")),
+        environment=_decoded(Environment, _field(about, "environment", place), f"{place}"),
+        harness=_decoded(Harness, _field(about, "harness", place), f"{place}"),
+        sources=_sources(_field(about, "sources", place), place),
+        checks=tuple(_rows(plain, folder / "checks.json", Check)),
+        timings=tuple(_rows(plain, folder / "timings.json", Sampled)),
     )
 
 
 def _plain(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UsageError(
             f"{path}: expected a result file of scripts/device_check.py, got {error}; name the "
             "folder of its --out"
@@ -107,17 +107,56 @@ def _plain(path: Path) -> dict[str, Any]:
     return content
 
 
-def _bytes(content: dict[str, Any], key: str, folder: Path) -> bytes:
+def _field(content: dict[str, Any], key: str, path: Path) -> Any:
     if key not in content:
-        raise UsageError(f"{folder / 'device.json'}: expected the field {key!r}, got none")
-    return json.dumps(content[key]).encode()
+        raise UsageError(f"{path}: expected the field {key!r}, got none")
+    return content[key]
 
 
-def _rows(content: dict[str, Any], kind: str) -> Iterable[bytes]:
-    for place, row in enumerate(content.get("rows", [])):
-        if not isinstance(row, dict) or row.get("kind") != kind:
-            raise UsageError(f"row {place}: expected kind {kind!r}, got {row!r:.80}")
-        yield json.dumps({name: value for name, value in row.items() if name != "kind"}).encode()
+def _decoded(kind: type[T], plain: Any, place: str) -> T:
+    try:
+        return decode(kind, json.dumps(plain).encode())
+    except FormatError as error:
+        raise UsageError(f"{place}: {error}") from None
+
+
+def _sources(plain: Any, path: Path) -> dict[str, Pairs]:
+    """(path, SHA-256) of the files of each module."""
+    try:
+        found = {module: tuple((name, sha) for name, sha in it) for module, it in plain.items()}
+        for module, pairs in found.items():
+            for name, sha in pairs:
+                require(isinstance(name, str), f"{module}: expected paths, got {name!r:.80}")
+                require_sha256(sha, f"{module}: {name}")
+    except (AttributeError, TypeError, ValueError) as error:
+        raise UsageError(
+            f"{path}: sources: expected pairs of path and SHA-256 by module, got {error}"
+        ) from None
+    return found
+
+
+def _rows(plain: dict[str, Any], path: Path, kind: type[R]) -> Iterator[R]:
+    """The rows of a file; each thing is compared once, and timed once."""
+    rows, name = _field(plain[path.name], "rows", path), kind.__name__.lower()
+    if not isinstance(rows, list):
+        raise UsageError(f"{path}: expected a list of rows, got {rows!r:.80}")
+    seen: dict[Any, int] = {}
+    for number, row in enumerate(rows):
+        place = f"{path}: row {number}"
+        if not isinstance(row, dict) or row.get("kind") != name:
+            raise UsageError(f"{place}: expected kind {name!r}, got {row!r:.80}")
+        content = {key: value for key, value in row.items() if key != "kind"}
+        found = _decoded(kind, content, place)
+        earlier = seen.setdefault(_subject(found), number)
+        if earlier != number:
+            raise UsageError(f"{place}: expected each comparison once, got that of row {earlier}")
+        yield found
+
+
+def _subject(row: Check | Sampled) -> tuple[Any, ...]:
+    if isinstance(row, Sampled):
+        return row.candidate, row.workload
+    return row.section, row.side, row.against, row.claim, row.workload, row.case
 
 
 def _subjects(found: Found) -> list[tuple[Side, Workload]]:
@@ -172,7 +211,7 @@ def _candidate(found: Found, side: Side) -> Candidate:
         name=side.name,
         op=side.op,
         contract=side.contract,
-        tier=cast("Tier", side.tier),
+        tier=side.tier,
         device=found.environment.device,
         implementation=side.target,
         sources=found.sources[module],

@@ -9,9 +9,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from bitgate.records.base import Value
+from bitgate.records.base import Value, require
 from bitgate.records.errors import UsageError
-from bitgate.records.types import Pairs, Regime, Workload
+from bitgate.records.types import Pairs, Regime, Tier, Workload
 
 FORMAT = "bitgate-device-check/1"
 # Declared before anything is timed: a smaller gain is none, and the share of false claims.
@@ -29,9 +29,16 @@ class Side(Value):
     name: str
     op: str
     contract: str
-    tier: str
+    tier: Tier
     target: str
     config: Pairs = ()
+
+
+def _require_op(side: Side, workload: Workload | None) -> None:
+    require(
+        workload is None or workload.op == side.op,
+        f"{side.name}: expected a workload of {side.op}, got {workload}",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +62,19 @@ class Check(Value):
     differing: int
     first: str = ""
     worst: str = ""
+
+    def __post_init__(self) -> None:
+        require(
+            0 <= self.differing <= self.compared,
+            f"{self.side.name}: expected differing of 0 to compared, got {self.differing} of "
+            f"{self.compared}",
+        )
+        require(
+            self.outcome != "pass" or (self.compared > 0 and self.differing == 0),
+            f"{self.side.name}: expected a pass to compare something and differ nowhere, got "
+            f"{self.differing} of {self.compared}",
+        )
+        _require_op(self.side, self.workload)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +104,26 @@ class Sampled(Value):
     outcome: CheckOutcome
     reason: str
     published: Pairs = ()
+
+    def __post_init__(self) -> None:
+        _require_op(self.candidate, self.workload)
+        _require_op(self.baseline, self.workload)
+        for order, *sides in (
+            (self.order, self.baseline_ns, self.candidate_ns),
+            (self.null_order, self.null_baseline_ns, self.null_candidate_ns),
+        ):
+            complete = len(order) > 0 and all(len(order) == len(one) for one in sides)
+            require(
+                self.outcome != "pass" or (complete and all(min(one) > 0 for one in sides)),
+                f"{self.candidate.name}: expected a pass to have a positive time of both sides for "
+                f"each of its rounds, got {len(order)} rounds and {[len(one) for one in sides]} "
+                "times",
+            )
+        require(
+            self.outcome != "pass" or self.verified_outputs == 2 * len(self.order),
+            f"{self.candidate.name}: expected a pass to have verified both outputs of each round, "
+            f"got {self.verified_outputs} of {2 * len(self.order)}",
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

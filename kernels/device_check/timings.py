@@ -220,9 +220,10 @@ def contest(context: Context, rivals: Contest) -> Iterator[Row]:
         reason = f"{watch.wrong} timed outputs differ from the first; the times say nothing"
         yield _row(context, rivals, "fail", reason)
         return
-    row = _row(context, rivals, "pass", f"{watch.verified} timed outputs equal the first")
     yield replace(
-        row,
+        _row(context, rivals, "not-run", "not timed yet"),
+        outcome="pass",
+        reason=f"{watch.verified} timed outputs equal the first",
         order=flips(_ORDER_SEED, ROUNDS),
         baseline_ns=pairs["B"],
         candidate_ns=pairs["C"],

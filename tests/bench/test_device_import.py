@@ -61,6 +61,16 @@ def edit(path: Path, change: Edit) -> None:
     path.write_text(json.dumps(content))
 
 
+def at(**values: Any) -> Edit:
+    """Change the first row."""
+    return lambda content: content["rows"][0].update(values)
+
+
+def of_side(**values: Any) -> Edit:
+    """Change the side of the first row."""
+    return lambda content: content["rows"][0]["side"].update(values)
+
+
 def test_rows_become_records_that_verify(folder, tmp_path):
     ledger = Ledger(tmp_path / "ledger")
     entries = import_device_check(folder, ledger)
@@ -121,8 +131,35 @@ def test_a_failed_fixture_rejects_every_workload_and_takes_no_time(folder, tmp_p
             "expected format bitgate",
         ),
         ("checks.json", lambda content: content["rows"].append({"kind": "x"}), "kind 'check'"),
+        ("checks.json", lambda content: content.update(rows=5), "checks.json: expected a list"),
+        ("checks.json", lambda content: content.pop("rows"), "the field 'rows'"),
+        ("checks.json", at(compared=0), r"checks\.json: row 0: .*a pass to compare something"),
+        ("checks.json", at(differing=3), r"differ nowhere, got 3 of 256"),
+        ("checks.json", at(differing=-1), "differing of 0 to compared"),
+        ("checks.json", at(outcome="fail", differing=257), "got 257 of 256"),
+        (
+            "checks.json",
+            lambda content: content["rows"].append(content["rows"][0]),
+            r"row 3: expected each comparison once, got that of row 0",
+        ),
+        ("checks.json", of_side(tier="junk"), r"row 0: .*tier"),
+        ("checks.json", of_side(op="moe_act"), "expected a workload of moe_act"),
         ("timings.json", lambda content: content["rows"][0].pop("order"), "order"),
-        ("timings.json", lambda content: content["rows"][0].update(verified_outputs=1), "verified"),
+        ("timings.json", at(verified_outputs=1), "verified"),
+        ("timings.json", at(order=""), r"timings\.json: row 0: .*a positive time of both sides"),
+        ("timings.json", at(null_order=""), "got 0 rounds"),
+        ("timings.json", at(baseline_ns=[1]), r"and \[1, 30\] times"),
+        ("timings.json", at(candidate_ns=[0] * 30), "a positive time of both sides"),
+        (
+            "timings.json",
+            lambda content: content["rows"].append(content["rows"][0] | {"outcome": "fail"}),
+            "row 1: expected each comparison once",
+        ),
+        ("device.json", lambda content: content.update(sources=[]), "pairs of path and SHA-256"),
+        ("device.json", lambda content: content.update(sources={"m": [["a"]]}), "pairs of path"),
+        ("device.json", lambda content: content.update(sources={"m": 5}), "by module, got"),
+        ("device.json", lambda content: content.update(sources={"m": [["a", "z"]]}), "SHA-256"),
+        ("device.json", lambda content: content.update(sources={"m": [[1, "0" * 64]]}), "paths"),
     ],
 )
 def test_files_that_are_none_are_refused_and_nothing_is_written(
@@ -130,7 +167,7 @@ def test_files_that_are_none_are_refused_and_nothing_is_written(
 ):
     edit(folder / name, change)
     ledger = Ledger(tmp_path / "ledger")
-    with pytest.raises((UsageError, ValueError), match=says):
+    with pytest.raises(UsageError, match=says):
         import_device_check(folder, ledger)
     assert not ledger.root.is_dir() or list(ledger.records()) == []
 
