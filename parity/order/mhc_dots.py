@@ -15,7 +15,6 @@ from torch.nn import functional
 from bitgate.kernels import arithmetic
 from bitgate.kernels.mhc.contract import STREAMS
 from bitgate.kernels.spec import Tensors
-from bitgate.parity.order import scalar
 from bitgate.parity.order.base import Dimension, Option, State
 from bitgate.parity.order.sums import adjacent, halving, serial
 
@@ -34,7 +33,7 @@ def _rounded(total: Tensor, w: Tensor, x: Tensor) -> Tensor:
 
 
 def _contracted(total: Tensor, w: Tensor, x: Tensor) -> Tensor:
-    return scalar.fma(w, x, total)
+    return arithmetic.fma(w, x, total)
 
 
 # Name, text, how; a state names one of them by its number.

@@ -20,7 +20,7 @@ _EXPS: Final[tuple[Callable[[Tensor], Tensor], ...]] = (arithmetic.exp, scalar.l
 
 def _contracted_affine(state: State) -> Tensors:
     scale = state["scale"].repeat_interleave(torch.tensor(_COUNTS))
-    return {"logits": scalar.fma(state["mixes"], scale, state["base"])}
+    return {"logits": arithmetic.fma(state["mixes"], scale, state["base"])}
 
 
 AFFINE: Final = Dimension(
@@ -110,7 +110,11 @@ def _sinkhorn(rows: Rows, columns: Rows, *, contracted: bool) -> Callable[[State
         c = state["logits"][:, 8:].reshape(-1, STREAMS, STREAMS)
         c = _EXPS[int(state["exp"])](c - replay.maximum_of_four(c))
         total = replay.sum_of_four(c, -1)
-        c = scalar.fma(c, 1.0 / total, torch.tensor(eps)) if contracted else rows(c, total) + eps
+        c = (
+            arithmetic.fma(c, 1.0 / total, torch.tensor(eps))
+            if contracted
+            else rows(c, total) + eps
+        )
         c = columns(c, replay.sum_of_four(c, -2) + eps)
         for _ in range(int(state.constant("sinkhorn_iters")) - 1):
             c = rows(c, replay.sum_of_four(c, -1) + eps)

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from bitgate.kernels import arithmetic
 from bitgate.kernels.spec import Tensors
-from bitgate.parity.order import scalar
 from bitgate.parity.order.base import Dimension, Option, State
 from bitgate.parity.order.moe import UNWEIGHTED
 
@@ -25,7 +24,7 @@ def _add_product(total: Tensor, row: Tensor, weight: Tensor) -> Tensor:
 
 
 def _add_contracted(total: Tensor, row: Tensor, weight: Tensor) -> Tensor:
-    return scalar.fma(row, weight.expand_as(row), total)
+    return arithmetic.fma(row, weight.expand_as(row), total)
 
 
 def _add_rounded(total: Tensor, row: Tensor, _: Tensor) -> Tensor:

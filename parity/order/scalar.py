@@ -1,9 +1,11 @@
-"""Single operations that orders differ in: contraction of a multiply and an add, and exp."""
+"""Forms of exp that orders differ in."""
 
 from typing import Final
 
 import torch
 from torch import Tensor
+
+from bitgate.kernels import arithmetic
 
 # Beyond these float32 would be subnormal or infinite; float32 numbers, as are log2(e) and ln 2.
 _LOWEST: Final = float.fromhex("-0x1.5d58a0p+6")
@@ -12,22 +14,6 @@ _LOG2_E: Final = float.fromhex("0x1.715476p+0")
 _LN2: Final = float.fromhex("0x1.62e430p-1")
 # Of x, lowest power first; the engine writes them in decimal digits.
 _FAST: Final = (1.0, 0.999999701, 0.499991506, 0.166676521, 0.0418978221, 0.00828929059)
-
-
-def fma(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
-    """A * b + c in float32 with one rounding, as a fused multiply-add gives it.
-
-    The product is exact in float64 and so is the error of the sum there; the sum is then rounded to
-    odd, which keeps what the rounding to float32 needs to know. Finite values above 2^-126.
-    """
-    product, addend = a.double() * b.double(), c.double()
-    total = product + addend
-    back = total - product
-    error = (product - (total - back)) + (addend - back)
-    bits = total.view(torch.int64)
-    outward = torch.where((error > 0) == (total > 0), 1, -1)
-    odd = torch.where((error != 0) & (bits & 1 == 0), bits + outward, bits)
-    return odd.view(torch.float64).float()
 
 
 def fast_exp(x: Tensor) -> Tensor:
@@ -42,11 +28,11 @@ def fast_exp(x: Tensor) -> Tensor:
 
     below = x < _LOWEST
     y = x.clamp(_LOWEST, _HIGHEST)
-    n = fma(y, constant(_LOG2_E), constant(0.5)).floor()
-    r = fma(-n, constant(_LN2), y)
+    n = arithmetic.fma(y, constant(_LOG2_E), constant(0.5)).floor()
+    r = arithmetic.fma(-n, constant(_LN2), y)
     p = constant(_FAST[5])
     for coefficient in _FAST[4::-1]:
-        p = fma(r, p, constant(coefficient))
+        p = arithmetic.fma(r, p, constant(coefficient))
     power = torch.where(below, 0.0, torch.ldexp(constant(1.0), (n - 1.0).int()))
     return p * power * 2.0
 
