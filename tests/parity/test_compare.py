@@ -165,7 +165,7 @@ def test_a_different_contract_or_dtype_is_not_equal(
     report = against(promoted, folder)
     assert report.verdict == "incomparable"
     assert report.counts == {"equal": 8, "incomparable": 1}
-    assert "contract: expected toy/1, got toy/2" in report.reason
+    assert "contract: expected toy/1, got toy/2; toy/1 and toy/2 are two orders" in report.reason
 
 
 def seal(folder: Path) -> None:

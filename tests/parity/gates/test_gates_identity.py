@@ -40,6 +40,7 @@ def test_a_claim_never_spans_two_contracts(bench):
     reason = failure(bench, replace(subject, reference=other))
     assert "expected toy/1, got toy/2" in reason
     assert "never spans two contracts: compare with toy-reference" in reason
+    assert "toy/1 and toy/2 are two orders of arithmetic" in reason
 
 
 @pytest.mark.parametrize(
