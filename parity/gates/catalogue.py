@@ -21,7 +21,7 @@ PLANNED: tuple[Planned, ...] = (
     Planned(
         id="G3",
         title="oracle order",
-        reason="this version compares bits under one contract and recovers no order",
+        reason="gates compare bits under one contract; `bitgate parity order` recovers an order",
     ),
     Planned(id="G5", title="changed-input graph replay", reason=_NO_GRAPHS),
     Planned(
