@@ -217,6 +217,13 @@ def test_offsets_beyond_32_bits() -> None:
 
 
 @pytest.mark.parametrize("run", RUNS)
+@pytest.mark.parametrize(("scheme", "floor"), [("token", 1 / (448 * 512)), ("group", 1e-10 / 448)])
+def test_nothing_has_the_least_scale_of_its_scheme(run: Run, scheme: str, floor: float) -> None:
+    _, scales = act_quant(torch.zeros(2, 256, dtype=torch.bfloat16), run, scheme=scheme)
+    assert scales.flatten().tolist() == pytest.approx([floor, floor], rel=1e-6)
+
+
+@pytest.mark.parametrize("run", RUNS)
 def test_a_nan_marks_its_group_alone(run: Run) -> None:
     gate_up = inputs_at(3, 256)
     clean = act_quant(gate_up, run)
