@@ -202,9 +202,9 @@ ENGINES: Final = (
 
 def engine(version: str) -> Engine:
     """The rules of a version, "0.33" meaning 0.33.0. Raises UsageError that lists the known."""
-    for known in ENGINES:
-        if f"{known.version}.".startswith(f"{version}."):
-            return known
+    found = [known for known in ENGINES if f"{known.version}.".startswith(f"{version}.")]
+    if len(found) == 1:
+        return found[0]
     listed = ", ".join(known.version for known in ENGINES)
     raise UsageError(
         f"engine: expected a vLLM version whose tile rules are known ({listed}), got {version!r}; "
