@@ -44,6 +44,7 @@ VERSION = 1
 _MEDIA = "application/json"
 _FILES = ("device.json", "checks.json", "timings.json")
 _UNSET = "0" * 64
+_STARTED = "device-check-started"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +53,8 @@ class Found:
 
     environment: Environment
     harness: Harness
+    started_at: str
+    unfinished: tuple[str, ...]
     sources: dict[str, Pairs]
     checks: tuple[Check, ...]
     timings: tuple[Sampled, ...]
@@ -65,9 +68,11 @@ def import_device_check(folder: Path, ledger: Ledger) -> list[Entry[Record]]:
         ledger: where records, their lanes and the rows as evidence go.
 
     Raises:
-        UsageError: a file is missing or is no device check, or it checked nothing.
+        UsageError: a file is missing or is no device check, it checked nothing, or the ledger has
+            it already: the same evidence twice would look like two.
     """
     found = read(folder)
+    _refuse_twice(found, ledger, folder)
     subjects = _subjects(found)
     if not subjects:
         raise UsageError(f"{folder}: expected rows about implementations and workloads, got none")
@@ -87,10 +92,33 @@ def read(folder: Path) -> Found:
     return Found(
         environment=_decoded(Environment, _field(about, "environment", place), f"{place}"),
         harness=_decoded(Harness, _field(about, "harness", place), f"{place}"),
+        started_at=str(_field(about, "started_at", place)),
+        unfinished=_unfinished(_field(about, "sections", place), place),
         sources=_sources(_field(about, "sources", place), place),
         checks=tuple(_rows(plain, folder / "checks.json", Check)),
         timings=tuple(_rows(plain, folder / "timings.json", Sampled)),
     )
+
+
+def _refuse_twice(found: Found, ledger: Ledger, folder: Path) -> None:
+    mark = (_STARTED, found.started_at)
+    records = ledger.records() if ledger.root.is_dir() else ()
+    for entry in records:
+        if mark in entry.body.notes and entry.body.environment == found.environment:
+            raise UsageError(
+                f"{folder}: this device check, started at {found.started_at}, is in the ledger "
+                f"already as {entry.id[:12]} and others; run the check again for new evidence"
+            )
+
+
+def _unfinished(sections: Any, place: Path) -> tuple[str, ...]:
+    """The sections that did not come to their end."""
+    try:
+        return tuple(name for name, ending in sections if ending.startswith("stopped"))
+    except (AttributeError, TypeError, ValueError):
+        raise UsageError(
+            f"{place}: sections: expected pairs of name and ending, got {sections!r:.80}"
+        ) from None
 
 
 def _plain(path: Path) -> dict[str, Any]:
@@ -196,7 +224,9 @@ def _record(found: Found, side: Side, point: Workload, ledger: Ledger, now: str)
         reason=reason,
         measurement=measurement,
         effect=None if report is None else report.effect,
-        notes=() if timed is None else tuple(sorted(timed.published)),
+        notes=tuple(
+            sorted(((_STARTED, found.started_at), *(timed.published if timed is not None else ())))
+        ),
     )
 
 
@@ -245,6 +275,10 @@ def _verdict(
         coverage=(
             f"device check on {found.environment.device_name}: {', '.join(sorted(sections))}; "
             "synthetic inputs, no captured tensors, one process"
+            + (
+                f"; stopped before their end: {', '.join(found.unfinished)}"
+                * bool(found.unfinished)
+            )
         ),
     )
 

@@ -27,7 +27,7 @@ def device_check_command(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON only.")] = False,
 ) -> None:
     """Append one record for each implementation and workload of a device check."""
-    from bitgate.bench.device_import import import_device_check
+    from bitgate.bench.device_import import import_device_check, read
 
     entries = import_device_check(folder, Ledger(ledger))
     outcomes = Counter(entry.body.outcome for entry in entries)
@@ -36,4 +36,7 @@ def device_check_command(
         return
     counts = ", ".join(f"{count} {name}" for name, count in sorted(outcomes.items()))
     console().print(f"{len(entries)} records appended to {ledger}: {counts}")
+    stopped = read(folder).unfinished
+    if stopped:
+        console().print(f"stopped before their end, by their time: {', '.join(stopped)}")
     console().print(f"look at them: bitgate records list --ledger {ledger}")

@@ -29,14 +29,16 @@ def roundings_command(
 ) -> None:
     """Where the experts of each engine and contract round; with two names, who may be compared.
 
-    Exit code 2: a bitwise comparison of the two is refused.
+    Exit code 2: a bitwise comparison of the two is refused, or a name is unknown.
     """
-    from bitgate.kernels.moe.roundings import ROUNDINGS, VALUES, require_comparable
+    from bitgate.kernels.moe.roundings import ROUNDINGS, VALUES, require_comparable, roundings
 
     if names:
         if len(names) != 2:
             raise UsageError(f"expected two names or none, got {' '.join(names)}")
-        require_comparable(*names)
+        # Both names first: one that is unknown is comparable with nothing, itself included.
+        left, right = map(roundings, names)
+        require_comparable(left.name, right.name)
         told = f"{names[0]} and {names[1]} round at the same places: equal bits may be claimed"
         print_json({"comparable": True, "names": names}) if as_json else console().print(told)
         return

@@ -38,16 +38,18 @@ def main() -> int:
         from bitgate.kernels.device_check.run import run
         from bitgate.kernels.devices import device
 
-        return run(
+        found = run(
             device(asked.device),
             asked.out,
             quick=asked.quick,
             only=asked.only,
             seconds=asked.seconds,
-        ).exit_code
+        )
     except BitgateError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
+    print(f"{found.summary}\nfiles in {asked.out}; bitgate records import device-check {asked.out}")
+    return found.exit_code
 
 
 if __name__ == "__main__":

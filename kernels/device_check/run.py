@@ -38,11 +38,25 @@ class Result:
     @property
     def exit_code(self) -> int:
         """1 if anything failed, 3 if nothing was checked or something was not run, else 0."""
-        outcomes = [row.outcome for row in self.rows if not isinstance(row, Answer)]
-        if "fail" in outcomes:
+        if self._count("fail"):
             return 1
-        complete = all(not ending.startswith("stopped") for _, ending in self.sections)
-        return 0 if "pass" in outcomes and "not-run" not in outcomes and complete else 3
+        return 0 if self._count("pass") and not self._count("not-run") and not self._stopped else 3
+
+    @property
+    def summary(self) -> str:
+        """What came out in one line, and why it is not all that was asked for."""
+        counts = ", ".join(f"{self._count(name)} {name}" for name in ("pass", "fail", "not-run"))
+        why = "" if self._count("pass") else "; nothing was compared"
+        if self._stopped:
+            why += f"; stopped early: {', '.join(self._stopped)} (more time: --seconds)"
+        return f"{counts}{why}"
+
+    @property
+    def _stopped(self) -> list[str]:
+        return [name for name, ending in self.sections if ending.startswith("stopped")]
+
+    def _count(self, outcome: str) -> int:
+        return sum(row.outcome == outcome for row in self.rows if not isinstance(row, Answer))
 
 
 def run(

@@ -325,7 +325,8 @@ def _instead(left: str, right: str) -> str:
     without = [name for name, bound in bounds.items() if bound is None]
     if without:
         return (
-            f"No error bound is proved for {' and '.join(without)}: report the distance of both "
+            f"No bound that {left} and {right} share is proved ({' and '.join(without)} has none "
+            f"around experts_float64): report the distance of both "
             "from experts_oracle.experts_float64, and claim nothing"
         )
     told = " and ".join(f"{name} with that of {bound}" for name, bound in bounds.items())

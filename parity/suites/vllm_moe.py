@@ -10,7 +10,7 @@ from bitgate.parity.suites.composition import compose
 from bitgate.parity.suites.judge import CLAIM, Compose, judge, shapes, sides
 from bitgate.parity.suites.results import CaseResult, SuiteResult
 from bitgate.parity.suites.vllm_engine import Engine, has_triton_experts, open_engine
-from bitgate.records.errors import EnvironmentUnfit
+from bitgate.records.errors import EnvironmentUnfit, UsageError
 
 # The first compute capability with FP8 products: Ada; Hopper's is 9.0.
 _FP8_CAPABILITY: Final = (8, 9)
@@ -37,6 +37,11 @@ def run(device: str, assumed: str | None = None, composition: Compose = compose)
     if device == "cpu" and not has_triton_experts():
         from bitgate.parity.suites.cpu_experts import run as run_cpu
 
+        if assumed is not None:
+            raise UsageError(
+                f"--assume-version {assumed}: expected none where vLLM has no Triton experts; its "
+                "CPU operator is called in one way only"
+            )
         return run_cpu()
     with open_engine(device, assumed) as engine:
         found = [_case(engine, case, composition) for case in cases(full=device == "cuda")]

@@ -87,8 +87,18 @@ def test_rows_become_records_that_verify(folder, tmp_path):
     assert records[0].verdict.bound is not None
     assert {entry.body.id for entry in ledger.lanes()} == {record.lane for record in records}
     assert ledger.verify(strict=True).ok
-    # Once more: the lanes are declared already.
-    assert len(import_device_check(folder, ledger)) == 3
+    with pytest.raises(UsageError, match="is in the ledger already"):
+        import_device_check(folder, ledger)
+
+    def later(content: dict[str, Any]) -> None:
+        content["started_at"] = "2026-12-01T00:00:00.000000Z"
+        content["sections"][0] = ["some", "stopped by its time: no row in 0.0 s"]
+
+    # Another check of the same node: the lanes are declared already.
+    edit(folder / "device.json", later)
+    again = import_device_check(folder, ledger)
+    assert len(again) == 3
+    assert "stopped before their end: some" in again[0].body.verdict.coverage
 
 
 def test_a_difference_rejects_the_implementation(folder, tmp_path):

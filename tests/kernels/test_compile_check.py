@@ -63,7 +63,9 @@ def test_every_kernel_has_its_committed_signature(
 ) -> None:
     result = judged(spec, found, approved)
     assert result.outcome == "pass", result.reason
-    assert dict(result.signature)["fma_fusion_off"] == 0
+    # With fusion off a fused multiply-add is there only where the source asks for one.
+    asked = spec.name == "moe_gemm_fp8_64_fma"
+    assert (dict(result.signature)["fma_fusion_off"] > 0) == asked
 
 
 def test_the_experts_matmul_runs_on_matrix_instructions(found: Signatures) -> None:
