@@ -5,7 +5,7 @@ zero, by no matmul and in no order that a kernel has. Points are chosen so that 
 of two axes occurs in one of them: a small choice by default, the published extents in the wide run.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import combinations, product
@@ -170,14 +170,6 @@ def check(name: str, point: Point, config: TileConfig = TILES) -> None:
     assert compare_tensors(str(point), {"out": expected}, {"out": out}).mismatches == ()
     if point.routing != "nothing" and point.tokens and point.intermediate >= 16:
         assert out.any() or point.routing == "padded"
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 SMALL = pairwise(AXES)

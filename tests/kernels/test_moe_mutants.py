@@ -9,7 +9,7 @@ into the second matmul without activation, and the slots were never added.
 """
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -257,14 +257,6 @@ def judged(one: Implementation, run: Run) -> GateResult:
     )
     with session:
         return G2.check(session)
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("name", ALL)

@@ -1,7 +1,5 @@
 """The float64 oracle: its bound holds for the real thing, and is tight enough to refuse faults."""
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
@@ -17,14 +15,6 @@ from bitgate.records.errors import UsageError
 
 CONTRACTS = [pytest.param(one, id=one.name) for one in (MOE_TORCH_1, MOE_BF16_1)]
 WORKLOADS = {point.key: point for suite in MOE_EXPERTS.suites.values() for point in suite}
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def outside(inputs: Tensors, actual: torch.Tensor, contract: Contract = MOE_TORCH_1) -> int:
