@@ -89,6 +89,7 @@ def moe_gemm(**arguments: Any) -> Tensor:
         use_int8_w8a16=False,
         use_int4_w4a16=False,
         per_channel_quant=False,
+        B_bias=arguments["bias"],
     )
     return out[0]
 

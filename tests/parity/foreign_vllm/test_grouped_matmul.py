@@ -65,6 +65,8 @@ def inputs_at(*, cancel: bool, **axes: int) -> Tensors:
         a, w = inputs["a"][:, :half], inputs["w"][..., :half]
         inputs["a"] = torch.cat([a, a.flip(-1)], dim=-1)
         inputs["w"] = torch.cat([w, -w.flip(-1)], dim=-1)
+        # A bias would hide what is left.
+        inputs["bias"].zero_()
     return inputs
 
 
