@@ -92,8 +92,8 @@ def _check_kind(op: str, spec: TensorSpec, tensor: torch.Tensor) -> None:
     dtype = str(tensor.dtype).removeprefix("torch.")
     if dtype != spec.dtype:
         raise UsageError(f"{op}: expected {spec.name} in {spec.dtype}, got {dtype}; convert it")
-    if tensor.layout != torch.strided or tensor.is_meta:
-        kind = "meta" if tensor.is_meta else str(tensor.layout).removeprefix("torch.")
+    if tensor.layout != torch.strided:
+        kind = str(tensor.layout).removeprefix("torch.")
         raise UsageError(f"{op}: expected {spec.name} with values in memory, got a {kind} tensor")
     if tensor.ndim != len(spec.axes):
         raise UsageError(

@@ -33,6 +33,8 @@ def list_command(*, as_json: _Json = False) -> None:
         print_json([asdict(one) for one in found])
         return
     shown = table("implementations", "operator", "name", "contract", "tier", "devices", "what")
+    # What is typed again must not be broken.
+    shown.columns[1].no_wrap = True
     for one in found:
         shown.add_row(one.op, one.name, one.contract, one.tier, " ".join(one.devices), one.summary)
     console().print(shown)

@@ -39,8 +39,6 @@ def test_every_axis_is_learned() -> None:
         ({"a": f32(3, 8, 1)}, {}, r"expected a as \[rows, 2\*half\], got \[3, 8, 1\]"),
         ({"a": [[1.0]]}, {}, "expected a as a torch tensor, got list"),
         ({"a": f32(3, 8).to_sparse()}, {}, "a with values in memory, got a sparse_coo tensor"),
-        ({"a": f32(3, 8).to("meta")}, {}, "a with values in memory, got a meta tensor"),
-        ({"a": f32(3, 8), "b": f32(4).to("meta")}, {}, "b with values in memory, got a meta"),
     ],
 )
 def test_what_disagrees_is_named(
