@@ -26,7 +26,7 @@ import torch
 from bitgate.kernels.moe.experts import experts_loop
 """
 SAME = "def run(**a):\n    return experts_loop(**a)\n"
-SLOW = "def run(**a):\n    time.sleep(0.003)\n    return experts_loop(**a)\n"
+SLOW = "def run(**a):\n    time.sleep(0.02)\n    return experts_loop(**a)\n"
 
 
 @pytest.fixture
@@ -136,7 +136,7 @@ CHEATS = {
         import theirs
 
         def slow(**a):
-            time.sleep(0.003)
+            time.sleep(0.02)
             return experts_loop(**a)
 
         def run(**a):
