@@ -259,7 +259,7 @@ def judged(one: Implementation, run: Run) -> GateResult:
         return G2.check(session)
 
 
-# The fixtures of every implementation are the catalogue's test; here the gate in one process passes.
+# Fixtures of every implementation are in the test of the catalogue; here the gate itself passes.
 @pytest.mark.parametrize("name", ["experts_loop", "experts_tile"])
 def test_the_implementation_itself_passes(name: str) -> None:
     one = implementation(name)
