@@ -69,6 +69,7 @@ Call = Callable[[], tuple[Tensor, ...]]
 class Contest:
     """Two sides on one workload; both calls give the outputs that their contract promises equal."""
 
+    section: str
     workload: Workload
     baseline: Side
     candidate: Side
@@ -95,6 +96,7 @@ def experts(context: Context) -> Iterator[Row]:
         yield from contest(
             context,
             Contest(
+                section="experts",
                 workload=workload,
                 baseline=context.side(sides[0], asdict(config)),
                 candidate=context.side(sides[1], asdict(config)),
@@ -142,6 +144,7 @@ def hyper_connections(context: Context) -> Iterator[Row]:
             yield from contest(
                 context,
                 Contest(
+                    section="hyper-connections",
                     workload=workload,
                     baseline=_composed(side) if op == "mhc_post_pre" else side,
                     candidate=side,
@@ -211,6 +214,8 @@ def contest(context: Context, rivals: Contest) -> Iterator[Row]:
             return
         watch = _Watch(context, rivals.calls, expected["B"])
         null = watch.rounds(flips(_ORDER_SEED, NULL_ROUNDS, "null"), same=True)
+        # A measurement counts the outputs of its pairs alone.
+        before = watch.verified
         pairs = watch.rounds(flips(_ORDER_SEED, ROUNDS), same=False)
     except FAILURES as error:
         lines = str(error).splitlines() or [""]
@@ -230,8 +235,7 @@ def contest(context: Context, rivals: Contest) -> Iterator[Row]:
         null_order=flips(_ORDER_SEED, NULL_ROUNDS, "null"),
         null_baseline_ns=null["B"],
         null_candidate_ns=null["C"],
-        # As a measurement counts them: those of the pairs.
-        verified_outputs=2 * ROUNDS,
+        verified_outputs=watch.verified - before,
     )
 
 
@@ -290,7 +294,7 @@ def _nothing() -> None:
 def _row(context: Context, rivals: Contest, outcome: CheckOutcome, reason: str) -> Sampled:
     timer = context.device.timer()
     return Sampled(
-        section="timings",
+        section=rivals.section,
         baseline=rivals.baseline,
         candidate=rivals.candidate,
         workload=rivals.workload,

@@ -166,7 +166,7 @@ def test_an_error_is_held_against_its_bound(context, actual, outcome):
 def test_sides_that_differ_are_not_timed(context):
     side = context.side(implementation("moe_act-triton"))
     calls = {"B": lambda: (torch.zeros(2),), "C": lambda: (torch.ones(2),)}
-    fight = Contest(workload=POINT, baseline=side, candidate=side, calls=calls)
+    fight = Contest(section="s", workload=POINT, baseline=side, candidate=side, calls=calls)
     (row,) = contest(context, fight)
     assert row.outcome == "fail"
     assert row.baseline_ns == ()
@@ -182,7 +182,7 @@ def test_a_timed_output_that_changes_is_found(context):
         return (torch.full((2,), float(len(seen) > 20)),)
 
     calls = {"B": lambda: (torch.zeros(2),), "C": drifting}
-    fight = Contest(workload=POINT, baseline=side, candidate=side, calls=calls)
+    fight = Contest(section="s", workload=POINT, baseline=side, candidate=side, calls=calls)
     (row,) = contest(context, fight)
     assert row.outcome == "fail"
     assert row.candidate_ns == ()
@@ -248,6 +248,29 @@ def test_a_section_that_raises_costs_only_itself(tmp_path, monkeypatch):
     assert "stopped by ZeroDivisionError: planted" in said[0]
     assert result.exit_code == 3
     assert len(rows(tmp_path / "out", "answers.json")) == 2
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "ending", "code"),
+    [
+        ([True, True], "2 pass", 0),
+        ([True, None], "1 pass, 1 not-run", 3),
+        ([True, False, None], "1 fail", 1),
+        ([], "no row", 3),
+        ([True], "stopped by its time: 1 pass", 3),
+    ],
+)
+def test_nothing_less_than_all_is_a_pass(context, outcomes, ending, code):
+    side, value = context.side(implementation("moe_act-triton")), {"out": torch.ones(2)}
+    found = {
+        True: difference(value, value),
+        False: difference(value, {"out": torch.zeros(2)}),
+        None: EnvironmentUnfit("not here"),
+    }
+    checks = [bitwise("s", side, "x", POINT, found[outcome]) for outcome in outcomes]
+    result = checking.Result(rows=list(checks), sections=[("s", ending)])
+    assert result.exit_code == code
+    assert ("stopped early: s" in result.summary) == ending.startswith("stopped")
 
 
 def test_a_file_of_more_than_the_machine_hands_back_is_refused(tmp_path):

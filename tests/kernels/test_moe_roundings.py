@@ -124,3 +124,7 @@ def test_the_command_shows_the_table_and_decides_of_two() -> None:
     refused = run("moe-torch/1", "moe-bf16/1")
     assert isinstance(refused.exception, UsageError)
     assert isinstance(run("moe-torch/1").exception, UsageError)
+    # A name that nobody knows is not comparable, not even with itself.
+    unknown = run("moe-bf16/2", "moe-bf16/2").exception
+    assert isinstance(unknown, UsageError)
+    assert "unknown roundings 'moe-bf16/2'" in str(unknown)

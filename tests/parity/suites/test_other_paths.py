@@ -14,7 +14,7 @@ from bitgate.parity import foreign_vllm
 from bitgate.parity.suites import cpu_experts, vllm_moe, xpu_experts
 from bitgate.parity.suites.cases import cases
 from bitgate.parity.suites.vllm_substitutes import silu
-from bitgate.records.errors import EnvironmentUnfit
+from bitgate.records.errors import EnvironmentUnfit, UsageError
 
 Tensor = torch.Tensor
 CASES = {case.name: case for case in cases(full=False)}
@@ -48,6 +48,12 @@ def test_the_cpus_experts_are_held_to_a_bound(cpu_build, monkeypatch):
     assert [case.name for case in result.cases] == [LOCAL.name]
     assert result.cases[0].claim.startswith("bounded")
     assert EP.name in result.facts["not asked"]
+
+
+def test_a_version_is_not_assumed_where_nothing_follows_from_it(cpu_build, monkeypatch):
+    of_cpu(monkeypatch)
+    with pytest.raises(UsageError, match=r"--assume-version 0\.9: expected none"):
+        vllm_moe.run("cpu", "0.9")
 
 
 def test_experts_beyond_the_bound_are_found(cpu_build, monkeypatch):
