@@ -22,6 +22,7 @@
   Triton kernels in `*_triton`. But for the matmuls they have the same bits on every device.
 - `route_rules`: what routers differ in. `align_layouts`: what the engines' alignments differ in, as
   data; `align_sets` compares alignments whose order inside a group is free.
+- `pair_matmul`: what the calls of both grouped matmuls share.
 - `roundings`: where each engine and version rounds, as data, and who may be compared.
 - `quant`, `quant_weight`: rows and weights in float8_e4m3fn with scales, of `moe-fp8/1`; what the
   engines' quantisers differ in is data in `quant_rules`. `act_quant`: `act` and `quant` in one.

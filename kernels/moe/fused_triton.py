@@ -18,7 +18,7 @@ from bitgate.kernels.moe.act_triton import activated
 from bitgate.kernels.moe.arguments import check_experts, check_ids
 from bitgate.kernels.moe.contract import DEFAULT_CONFIG, TileConfig
 from bitgate.kernels.moe.gemm import GroupedMatmul
-from bitgate.kernels.moe.gemm_triton import tile_of
+from bitgate.kernels.moe.gemm_triton import rows_adjacent, tile_of
 from bitgate.kernels.moe.staged import Tap
 
 
@@ -100,7 +100,7 @@ def gemm_act(call: GroupedMatmul, activation: Activation) -> Tensor:
     experts, columns, summed = call.w.shape
     pairs, intermediate = call.weights.shape[0], columns // 2
     out = torch.zeros(pairs, intermediate, dtype=torch.bfloat16, device=call.a.device)
-    a = call.a if call.a.stride(-1) == 1 else call.a.contiguous()
+    a = rows_adjacent(call.a)
     launch(
         gemm_act_kernel,
         (blocks * triton.cdiv(intermediate, config.block_n),),

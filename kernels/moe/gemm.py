@@ -18,15 +18,12 @@ a and w are read where they lie: their rows may be further apart than they are l
 weights. Elements within a row of w must be adjacent, for weights are never copied.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-import torch
-
-from bitgate.kernels.arguments import bind
 from bitgate.kernels.moe import gemm_data
-from bitgate.kernels.moe.contract import DEFAULT_CONFIG, MOE_BF16_1, TileConfig
-from bitgate.kernels.spec import Implementation, Kernel, Tensors, TensorSpec
-from bitgate.records.errors import UsageError
+from bitgate.kernels.moe.contract import DEFAULT_CONFIG, MOE_BF16_1
+from bitgate.kernels.moe.pair_matmul import PairMatmul
+from bitgate.kernels.spec import Implementation, Kernel, TensorSpec
 
 MOE_GEMM = Kernel(
     op="moe_gemm",
@@ -79,77 +76,16 @@ MOE_GEMM = Kernel(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GroupedMatmul:
-    """One call of moe_gemm, checked.
-
-    Attributes:
-        a: [tokens, k] bfloat16; of pair p it is the row p // top_k that counts.
-        w: [experts, n, k] bfloat16.
-        sorted_pairs: [blocks * block_m] int32, and so are the next two, as moe_align gives them.
-        expert_ids: [blocks].
-        padded: [1].
-        weights: [tokens * top_k] float32.
-        bias: [experts, n] float32 or bfloat16, which is widened; None is one of zeros.
-        top_k: pairs per row of `a`.
-        apply_weights: 1 multiplies the accumulator by `weights` before it is rounded, 0 does not.
-        config: the tiles; block_m is that of sorted_pairs.
-
-    Raises:
-        UsageError: a tensor is not as MOE_GEMM says, or top_k or apply_weights is none.
-    """
-
-    a: torch.Tensor
-    w: torch.Tensor
-    sorted_pairs: torch.Tensor
-    expert_ids: torch.Tensor
-    padded: torch.Tensor
-    weights: torch.Tensor
-    top_k: int
-    apply_weights: int
-    config: TileConfig
-    bias: torch.Tensor | None = None
-
-    def __post_init__(self) -> None:
-        check_pairs("moe_gemm", self.top_k, self.apply_weights)
-        fixed = {"top_k": self.top_k, "block_m": self.config.block_m, "one": 1}
-        bind("moe_gemm", biased(MOE_GEMM.inputs, self.bias), self.inputs, fixed=fixed)
-        check_rows("moe_gemm", self.w)
+class GroupedMatmul(PairMatmul):
+    """One call of moe_gemm, checked; a and w are bfloat16."""
 
     @property
-    def inputs(self) -> Tensors:
-        """The tensors that were given, by name."""
-        given = {spec.name: getattr(self, spec.name) for spec in MOE_GEMM.inputs}
-        return {name: tensor for name, tensor in given.items() if tensor is not None}
+    def definition(self) -> Kernel:
+        """MOE_GEMM."""
+        return MOE_GEMM
 
-    @property
-    def shape(self) -> tuple[int, int]:
-        """Of both results: pairs and columns."""
-        return self.weights.shape[0], self.w.shape[1]
+    def _check_constants(self) -> None:
+        """It has none of its own."""
 
-    def new(self, dtype: torch.dtype) -> torch.Tensor:
-        """Memory for a result, +0 as the rows that no block names stay."""
-        return torch.zeros(self.shape, dtype=dtype, device=self.a.device)
-
-
-def check_pairs(op: str, top_k: int, apply_weights: int) -> None:
-    """Raise UsageError unless top_k and apply_weights are those of a grouped matmul."""
-    if type(top_k) is not int or top_k < 1:
-        raise UsageError(f"{op}: expected top_k of at least 1, an int, got {top_k!r}")
-    if type(apply_weights) is not int or apply_weights not in (0, 1):
-        raise UsageError(f"{op}: expected apply_weights of 0 or 1, an int, got {apply_weights!r}")
-
-
-def biased(specs: tuple[TensorSpec, ...], bias: torch.Tensor | None) -> tuple[TensorSpec, ...]:
-    """The specifications for a bias that may be bfloat16."""
-    if bias is None or bias.dtype != torch.bfloat16:
-        return specs
-    return tuple(replace(one, dtype="bfloat16") if one.name == "bias" else one for one in specs)
-
-
-def check_rows(op: str, w: torch.Tensor) -> None:
-    """Raise UsageError unless the elements of each row of the weights are adjacent."""
-    if w.shape[-1] > 1 and w.stride(-1) != 1:
-        raise UsageError(
-            f"{op}: expected the elements of a row of w to be adjacent, got strides {w.stride()}; "
-            "lay the weights out once as [experts, n, k]: copies at each call would be timed"
-        )
+    def _check_tensors(self) -> None:
+        """The definition says all."""

@@ -40,17 +40,15 @@ from typing import Final
 
 import torch
 
-from bitgate.kernels.arguments import bind
 from bitgate.kernels.moe import gemm_fp8_data
 from bitgate.kernels.moe.contract import (
     FP8_CONFIG,
     MOE_FP8_1,
-    TileConfig,
     promotion_interval,
     require_power_of_two,
 )
-from bitgate.kernels.moe.gemm import biased, check_pairs, check_rows
-from bitgate.kernels.spec import Implementation, Kernel, Tensors, TensorSpec
+from bitgate.kernels.moe.pair_matmul import PairMatmul
+from bitgate.kernels.spec import Implementation, Kernel, TensorSpec
 from bitgate.records.errors import UsageError
 
 SCHEMES: Final = ("block", "whole")
@@ -116,70 +114,30 @@ MOE_GEMM_FP8 = Kernel(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ScaledMatmul:
-    """One call of moe_gemm_fp8, checked.
+class ScaledMatmul(PairMatmul):
+    """One call of moe_gemm_fp8, checked; a and w are float8_e4m3fn.
 
     Attributes:
-        a: [tokens, k] float8_e4m3fn; of pair p it is the row p // top_k that counts.
         a_scales: float32, [tokens, ceil(k / group_k)]; of scheme whole [tokens, 1] or [1, 1].
-        w: [experts, n, k] float8_e4m3fn.
         w_scales: float32, [experts, ceil(n / group_n), ceil(k / group_k)]; of scheme whole
             [experts, n, 1] or [experts, 1, 1].
-        sorted_pairs: [blocks * block_m] int32, and so are the next two, as moe_align gives them.
-        expert_ids: [blocks].
-        padded: [1].
-        weights: [tokens * top_k] float32.
-        bias: [experts, n] float32 or bfloat16, which is widened; None is one of zeros.
-        top_k: pairs per row of `a`.
-        apply_weights: 1 multiplies the sum by `weights` before it is rounded, 0 does not.
-        config: the tiles; block_m is that of sorted_pairs.
         scheme: block or whole.
         group_n: rows of w that share a scale of scheme block, a power of two.
         group_k: elements of K that do.
         accumulate: one of ACCUMULATE.
-
-    Raises:
-        UsageError: a tensor is not as MOE_GEMM_FP8 says, or a constant is none of it.
     """
 
-    a: torch.Tensor
     a_scales: torch.Tensor
-    w: torch.Tensor
     w_scales: torch.Tensor
-    sorted_pairs: torch.Tensor
-    expert_ids: torch.Tensor
-    padded: torch.Tensor
-    weights: torch.Tensor
-    top_k: int
-    apply_weights: int
-    config: TileConfig
-    bias: torch.Tensor | None = None
     scheme: str = "block"
     group_n: int = gemm_fp8_data.GROUP
     group_k: int = gemm_fp8_data.GROUP
     accumulate: str = "mul-mul-add"
 
-    def __post_init__(self) -> None:
-        check_pairs("moe_gemm_fp8", self.top_k, self.apply_weights)
-        _check_name("scheme", self.scheme, SCHEMES)
-        _check_name("accumulate", self.accumulate, ACCUMULATE)
-        for name in ("group_n", "group_k"):
-            require_power_of_two("moe_gemm_fp8", name, getattr(self, name), 16, 1024)
-        fixed = {"top_k": self.top_k, "block_m": self.config.block_m, "one": 1}
-        bind("moe_gemm_fp8", biased(MOE_GEMM_FP8.inputs, self.bias), self.inputs, fixed=fixed)
-        check_rows("moe_gemm_fp8", self.w)
-        self._check_scales()
-
     @property
-    def inputs(self) -> Tensors:
-        """The tensors that were given, by name."""
-        given = {spec.name: getattr(self, spec.name) for spec in MOE_GEMM_FP8.inputs}
-        return {name: tensor for name, tensor in given.items() if tensor is not None}
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """Of both results: pairs and columns."""
-        return self.weights.shape[0], self.w.shape[1]
+    def definition(self) -> Kernel:
+        """MOE_GEMM_FP8."""
+        return MOE_GEMM_FP8
 
     @property
     def step(self) -> int:
@@ -198,11 +156,13 @@ class ScaledMatmul:
         of_w = 1 if self.w_scales.shape[1] == n else n
         return of_a, of_w, max(k, 1)
 
-    def new(self, dtype: torch.dtype) -> torch.Tensor:
-        """Memory for a result, +0 as the rows that no block names stay."""
-        return torch.zeros(self.shape, dtype=dtype, device=self.a.device)
+    def _check_constants(self) -> None:
+        _check_name("scheme", self.scheme, SCHEMES)
+        _check_name("accumulate", self.accumulate, ACCUMULATE)
+        for name in ("group_n", "group_k"):
+            require_power_of_two("moe_gemm_fp8", name, getattr(self, name), 16, 1024)
 
-    def _check_scales(self) -> None:
+    def _check_tensors(self) -> None:
         tokens, k = self.a.shape
         groups = self.group_n, self.group_k
         of_a = [(tokens, -(-k // self.group_k))]

@@ -8,14 +8,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from bitgate.kernels import alias
-from bitgate.kernels.arguments import bind, output
 from bitgate.kernels.arithmetic_triton import canonical, launch, round_bf16
 from bitgate.kernels.interpreter import repair, tl, triton
 from bitgate.kernels.moe.contract import FP8_CONFIG, TileConfig
-from bitgate.kernels.moe.gemm_fp8 import ACCUMULATE, MOE_GEMM_FP8, ScaledMatmul
+from bitgate.kernels.moe.gemm_fp8 import ACCUMULATE, ScaledMatmul
 from bitgate.kernels.moe.gemm_fp8_data import GROUP
-from bitgate.kernels.moe.gemm_triton import finished, rows_adjacent, tile_of
+from bitgate.kernels.moe.gemm_triton import finished, results, rows_adjacent, tile_of
 
 FMA = tl.constexpr(ACCUMULATE.index("mul-fma"))
 PRODUCT = tl.constexpr(ACCUMULATE.index("scale-product"))
@@ -181,15 +179,7 @@ def moe_gemm_fp8(
         group_k=group_k,
         accumulate=accumulate,
     )
-    given = {name: value for name, value in (("out", out), ("acc", acc)) if value is not None}
-    pairs, columns = call.shape
-    fixed = {"tokens*top_k": pairs, "n": columns}
-    bind("moe_gemm_fp8", MOE_GEMM_FP8.outputs, given, fixed=fixed)
-    alias.check("moe_gemm_fp8", call.inputs, given)
-    for name, value in given.items():
-        output("moe_gemm_fp8", name, value, call.shape, a).zero_()
-    out = call.new(torch.bfloat16) if out is None else out
-    acc = call.new(torch.float32) if acc is None else acc
+    out, acc = results(call, out, acc)
     grouped(call, out, acc)
     return out, acc
 

@@ -13,7 +13,8 @@ from bitgate.kernels.arguments import bind, output
 from bitgate.kernels.arithmetic_triton import canonical, launch, round_bf16
 from bitgate.kernels.interpreter import repair, tl, triton
 from bitgate.kernels.moe.contract import DEFAULT_CONFIG, TileConfig
-from bitgate.kernels.moe.gemm import MOE_GEMM, GroupedMatmul
+from bitgate.kernels.moe.gemm import GroupedMatmul
+from bitgate.kernels.moe.pair_matmul import PairMatmul
 
 
 @triton.jit
@@ -163,16 +164,27 @@ def moe_gemm(
         if config is None
         else replace(config, block_m=block_m),
     )
-    given = {name: value for name, value in (("out", out), ("acc", acc)) if value is not None}
-    pairs, columns = call.shape
-    bind("moe_gemm", MOE_GEMM.outputs, given, fixed={"tokens*top_k": pairs, "n": columns})
-    alias.check("moe_gemm", call.inputs, given)
-    for name, value in given.items():
-        output("moe_gemm", name, value, call.shape, a).zero_()
-    out = call.new(torch.bfloat16) if out is None else out
-    acc = call.new(torch.float32) if acc is None else acc
+    out, acc = results(call, out, acc)
     grouped(call, out, acc)
     return out, acc
+
+
+def results(call: PairMatmul, out: Tensor | None, acc: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The caller's memory for out and acc, or new, +0 either way.
+
+    Raises:
+        UsageError: the caller's is not as the definition says, or overlaps something.
+    """
+    op, (pairs, columns) = call.definition.op, call.shape
+    given = {name: value for name, value in (("out", out), ("acc", acc)) if value is not None}
+    bind(op, call.definition.outputs, given, fixed={"tokens*top_k": pairs, "n": columns})
+    alias.check(op, call.inputs, given)
+    for name, value in given.items():
+        output(op, name, value, call.shape, call.a).zero_()
+    return (
+        call.new(torch.bfloat16) if out is None else out,
+        call.new(torch.float32) if acc is None else acc,
+    )
 
 
 def grouped(call: GroupedMatmul, out: Tensor, acc: Tensor | None) -> None:
