@@ -165,8 +165,9 @@ def test_the_weight_of_padding_counts_for_nothing(implementation: object) -> Non
     inputs["topk_weights"][padded] = weights[: len(padded.nonzero())]
     assert differing(implementation(**inputs, swiglu_limit=10.0), expected) == 0
     # Where it is no padding it does count.
-    inputs["topk_weights"][~padded] = float("nan")
-    assert differing(implementation(**inputs, swiglu_limit=10.0), expected) > 0
+    for weight in (float("nan"), float("inf"), -1.0):
+        inputs["topk_weights"][~padded] = weight
+        assert differing(implementation(**inputs, swiglu_limit=10.0), expected) > 0
 
 
 @pytest.mark.parametrize("implementation", EVERY)

@@ -27,6 +27,15 @@ def workload(
     return Workload(op="moe_experts", axes=point, dtype="bfloat16", case=case)
 
 
+POINTS = (
+    workload(4, 200, 64, 9),
+    workload(4, 64, 72, 5, "padding"),
+    workload(2, 96, 257, 3),
+)
+# Each block of K and each point; the others are interpreted in the slow run.
+QUICK = {(0, 32), (0, 128), (1, 64), (2, 128)}
+
+
 def both(point: Workload, config: TileConfig) -> tuple[Tensors, Tensors]:
     """The boundaries of the staged and of the fused experts."""
     inputs = kernel("moe_experts").make_inputs(point, 0)
@@ -40,10 +49,9 @@ def both(point: Workload, config: TileConfig) -> tuple[Tensors, Tensors]:
 @pytest.mark.parametrize(
     ("point", "block_k"),
     [
-        (workload(4, 200, 64, 9), 32),
-        (workload(4, 200, 64, 9), 128),
-        (workload(4, 64, 72, 5, "padding"), 64),
-        (workload(2, 96, 257, 3), 128),
+        pytest.param(point, block_k, marks=() if (at, block_k) in QUICK else pytest.mark.slow)
+        for at, point in enumerate(POINTS)
+        for block_k in (32, 64, 128)
     ],
 )
 def test_the_fusion_changes_no_bit(point, block_k):

@@ -47,6 +47,8 @@ Run = Callable[..., Tensor]
 SETTINGS = settings()
 G2 = next(gate for gate in GATES if gate.id == "G2")
 ALL = [one.name for one in MOE_EXPERTS.implementations]
+# Interpreted, each of the others takes a second for what the test of the catalogue shows, too.
+QUICK = ("experts_loop", "experts_tile")
 
 
 def in_stages(module: Any, name: str) -> Callable[[pytest.MonkeyPatch, str, Run], Run]:
@@ -260,7 +262,10 @@ def judged(one: Implementation, run: Run) -> GateResult:
 
 
 # Fixtures of every implementation are in the test of the catalogue; here the gate itself passes.
-@pytest.mark.parametrize("name", ["experts_loop", "experts_tile"])
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in ALL],
+)
 def test_the_implementation_itself_passes(name: str) -> None:
     one = implementation(name)
     result = judged(one, load(one.target))

@@ -230,12 +230,12 @@ def test_a_selection_of_the_matrix(step: int) -> None:
     assert_same(expected, route_triton.moe_route(**inputs, **rules))
 
 
-@pytest.mark.slow  # 28 points in the interpreter for each case and groups
+@pytest.mark.slow  # 42 points in the interpreter for each case and groups
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("group", range(len(GROUPS)))
 def test_the_whole_matrix(case: str, group: int) -> None:
     for at, tokens in enumerate(TOKENS):
-        for experts in (EXPERTS[(at + 3 * step) % len(EXPERTS)] for step in range(2)):
+        for experts in (EXPERTS[(at + 3 * step) % len(EXPERTS)] for step in range(3)):
             rules = rules_at(experts, 4 * (at + experts) + group)
             rules["score"] = SCORES[(at + experts // 4) % len(SCORES)]
             inputs = inputs_at(tokens, experts, case, rules["top_k"])
